@@ -1,0 +1,1 @@
+"""The Loopline gateway: one public port, four dialects, one core."""

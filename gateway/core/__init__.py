@@ -1,0 +1,1 @@
+"""The product in plain Python: sessions, operations, versions, sampling. Standard library only."""

@@ -1,0 +1,40 @@
+"""Who is calling. Every object belongs to a project; a principal sees its own project and nothing else."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from gateway.core.ids import KeyId, ProjectId
+
+
+class Scope(StrEnum):
+    """What a key may do. ``admin`` includes the others."""
+
+    INFERENCE = "inference"
+    TRAIN = "train"
+    ADMIN = "admin"
+
+
+ALL_SCOPES = frozenset(Scope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """An API key as recorded: its secret is derived from the master key and never stored."""
+
+    id: KeyId
+    project_id: ProjectId
+    name: str
+    scopes: frozenset[Scope]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """The caller of one request."""
+
+    project_id: ProjectId
+    key_id: KeyId
+    scopes: frozenset[Scope]

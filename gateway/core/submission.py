@@ -1,0 +1,119 @@
+"""Submitting work: the checks that come before an operation exists, and the retry rules.
+
+Everything refused here is refused before anything is recorded.
+"""
+
+from dataclasses import asdict
+from typing import assert_never
+
+from gateway.core.catalog import BaseModel
+from gateway.core.errors import Conflict, Invalid, SequenceReused
+from gateway.core.ids import KeyId, ProjectId, SessionId
+from gateway.core.operations import MAX_SEQ, Operation
+from gateway.core.payloads import Forward, ForwardBackward, LoadState, OptimStep, Payload, SaveState, SaveWeights
+from gateway.core.ports import UnitOfWork
+from gateway.core.sessions import Session
+from gateway.core.validation import check_forward, check_optim_step
+from gateway.core.versions import VersionKind, check_group_name
+
+MAX_DESCRIPTION = 1024
+
+
+def check_payload(payload: Payload, model: BaseModel) -> None:
+    """Check everything that can be known of ``payload`` without the database.
+
+    Raises:
+        Invalid: names field, index and limit.
+    """
+    match payload:
+        case Forward() | ForwardBackward():
+            check_forward(payload, model)
+        case OptimStep():
+            check_optim_step(payload)
+        case SaveWeights() | SaveState():
+            check_group_name(payload.group)
+            if len(payload.description) > MAX_DESCRIPTION:
+                raise Invalid(f"description is longer than {MAX_DESCRIPTION} characters", field="description")
+        case LoadState():
+            pass
+        case _:
+            assert_never(payload)
+
+
+async def submit(
+    unit: UnitOfWork,
+    *,
+    project_id: ProjectId,
+    key_id: KeyId,
+    session_id: SessionId,
+    payload: Payload,
+    seq: int | None = None,
+    idempotency_key: str | None = None,
+) -> Operation:
+    """Queue a checked ``payload`` as the session's ``seq``-th operation; without a seq, as its next one.
+
+    Submitting the same ``(session, seq, payload)`` again, or the same idempotency key with the same payload,
+    returns the operation already there, so a client may retry after a lost response, also after a stop.
+
+    Raises:
+        NotFound: no such session in the project, or (load_state) no such state.
+        SequenceReused: ``seq`` is taken by other content.
+        Conflict: the session no longer accepts work; the seq has been passed; the key was used for other content.
+        Invalid: seq out of range; load_state of a version that does not fit the session.
+    """
+    if seq is not None and not 1 <= seq <= MAX_SEQ:
+        raise Invalid(f"seq must be 1 to {MAX_SEQ}, got {seq}", field="seq")
+    session = await unit.sessions.get(project_id, session_id)
+    digest = await unit.blobs.put_payload(project_id, payload)
+    if idempotency_key is not None:
+        known = await unit.operations.by_idempotency_key(project_id, idempotency_key)
+        if known is not None:
+            if known.session_id != session_id or known.payload_digest != digest or seq not in (None, known.seq):
+                raise Conflict(
+                    "this Idempotency-Key was already used for other content",
+                    code="idempotency_key_reused",
+                    field="Idempotency-Key",
+                )
+            return known
+    if seq is not None:
+        known = await unit.operations.by_seq(session_id, seq)
+        if known is not None:
+            if known.payload_digest != digest:
+                raise SequenceReused(session_id, seq)
+            return known
+    session.require_running()
+    if seq is not None and seq <= session.applied_seq:
+        raise Conflict(
+            f"seq {seq} was given up: the session already applied {session.applied_seq}",
+            code="sequence_passed",
+            field="seq",
+        )
+    if isinstance(payload, LoadState):
+        await _check_load(unit, session, payload)
+    return await unit.operations.add(
+        session=session, key_id=key_id, seq=seq, payload=payload, digest=digest, idempotency_key=idempotency_key
+    )
+
+
+async def _check_load(unit: UnitOfWork, session: Session, payload: LoadState) -> None:
+    version = await unit.versions.get(session.project_id, payload.version_id)
+    if version.kind is not VersionKind.STATE:
+        raise Invalid(
+            f"{version.address} is of kind {version.kind}; only a state can be loaded for training",
+            code="wrong_version_kind",
+            field="version",
+        )
+    if version.base_model != session.base_model:
+        raise Invalid(
+            f"{version.address} was trained on {version.base_model}, the session runs {session.base_model}",
+            code="base_model_mismatch",
+            field="version",
+        )
+    theirs, ours = asdict(version.lora), asdict(session.lora)
+    for name in sorted(theirs.keys() - {"seed"}):
+        if theirs[name] != ours[name]:
+            raise Invalid(
+                f"{version.address} has {name} {theirs[name]}, the session {ours[name]}",
+                code="lora_mismatch",
+                field="version",
+            )
