@@ -1,7 +1,8 @@
 """The closed union of outcomes, one per payload, plus Failure."""
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.core.errors import Kind
 from gateway.core.ids import VersionId
@@ -57,7 +58,7 @@ class Failure:
     code: str
     message: str
     field: str | None = None
-    details: Mapping[str, str | int | float] = field(default_factory=dict[str, str | int | float])
+    details: Mapping[str, str | int | float] = dataclasses.field(default_factory=dict[str, str | int | float])
 
 
 Outcome = Result | Failure
