@@ -43,8 +43,12 @@ class BlobStore(Protocol):
 class SessionStore(Protocol):
     """Sessions of a project. A stranger's session is NotFound, like a missing one."""
 
-    async def add(self, session: Session) -> None:
+    async def add(self, session: Session, *, idempotency_key: str | None, request_digest: str) -> None:
         """Raises Conflict when the project already has a live session of that name."""
+        ...
+
+    async def by_idempotency_key(self, project_id: ProjectId, key: str) -> tuple[Session, str] | None:
+        """Return the session that was created with ``key`` and the digest of its request."""
         ...
 
     async def get(self, project_id: ProjectId, session_id: SessionId) -> Session: ...
