@@ -97,7 +97,9 @@ class Stack:
 
 
 @contextmanager
-def running_stack(engine: EngineEndpoint, data_dir: Path, *, extra_env: dict[str, str] | None = None) -> Iterator[Stack]:
+def running_stack(
+    engine: EngineEndpoint, data_dir: Path, *, extra_env: dict[str, str] | None = None
+) -> Iterator[Stack]:
     """Start gateway and trainer on a fresh data directory, yield when ready, and end both process groups."""
     data_dir.mkdir(parents=True, exist_ok=True)
     catalog = data_dir / "catalog.toml"
@@ -121,9 +123,7 @@ def running_stack(engine: EngineEndpoint, data_dir: Path, *, extra_env: dict[str
         trainer = running.enter_context(_process([sys.executable, "-m", "trainer"], env, data_dir / "trainer.log"))
         url = f"http://127.0.0.1:{port}"
         _wait_ready(url, [gateway, trainer], data_dir)
-        yield Stack(
-            url=url, key=key, data_dir=data_dir, base_model=engine.name, gateway=gateway, trainer=trainer
-        )
+        yield Stack(url=url, key=key, data_dir=data_dir, base_model=engine.name, gateway=gateway, trainer=trainer)
 
 
 def _run(command: Sequence[str], env: dict[str, str]) -> str:

@@ -32,8 +32,8 @@ class Kind(StrEnum):
 class GatewayError(Exception):
     """Root of every refusal.
 
-    ``code`` is stable and machine readable, ``field`` the path of the offending input (``data[3].loss_fn_inputs.weights``)
-    and ``details`` small JSON facts (index, limit, the two numbers of a mismatch).
+    ``code`` is stable and machine readable, ``field`` the path of the offending input
+    (``data[3].loss_fn_inputs.weights``) and ``details`` small JSON facts (index, limit, the two numbers of a mismatch).
     """
 
     kind: Kind = Kind.INTERNAL

@@ -81,7 +81,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadState:
-    """Replace weights by those of ``version_id``; with ``optimizer`` its moments and step count too, else fresh ones."""
+    """Replace weights by those of ``version_id``; with ``optimizer`` its moments and step too, else fresh ones."""
 
     version_id: VersionId
     optimizer: bool

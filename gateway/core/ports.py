@@ -66,7 +66,7 @@ class SessionStore(Protocol):
         ...
 
     async def stop(self, project_id: ProjectId, session_id: SessionId, at: datetime) -> Session:
-        """Skip what is queued; stopped at once, or stopping until the running operation ends. Stopping twice is fine."""
+        """Skip what is queued; stopped at once, or stopping until the running operation ends. Idempotent."""
         ...
 
     async def expire_due(self, at: datetime) -> Sequence[SessionId]:

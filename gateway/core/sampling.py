@@ -141,6 +141,4 @@ def check_sample_request(request: SampleRequest, model: BaseModel) -> None:
 
 def _between(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise Invalid(
-            f"{name} must be {low} to {high}, got {value}", field=name, details={"limit": high, "got": value}
-        )
+        raise Invalid(f"{name} must be {low} to {high}, got {value}", field=name, details={"limit": high, "got": value})

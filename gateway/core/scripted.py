@@ -6,6 +6,7 @@ before it and the token itself, so both sides agree on a canary exactly when the
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +23,7 @@ def scripted_logprob(fingerprint: str, previous: int, token: int) -> float:
 
 def scripted_scores(fingerprint: str, tokens: Sequence[int]) -> tuple[float, ...]:
     """Return the log-probabilities of ``tokens[1:]``: what a canary of the scripted model records."""
-    return tuple(
-        scripted_logprob(fingerprint, previous, token) for previous, token in zip(tokens, tokens[1:], strict=False)
-    )
+    return tuple(scripted_logprob(fingerprint, previous, token) for previous, token in itertools.pairwise(tokens))
 
 
 def scripted_file(fingerprint: str) -> bytes:

@@ -47,7 +47,9 @@ class TensorData:
             )
 
     @classmethod
-    def of(cls, values: Iterable[float] | Iterable[int], dtype: DType, shape: tuple[int, ...] | None = None) -> "TensorData":
+    def of(
+        cls, values: Iterable[float] | Iterable[int], dtype: DType, shape: tuple[int, ...] | None = None
+    ) -> "TensorData":
         """Pack Python numbers; ``shape`` defaults to one dimension.
 
         Raises:
@@ -77,7 +79,7 @@ class TensorData:
 
     def values(self) -> "array[float] | array[int]":
         """Return the elements, flattened, as a native array."""
-        unpacked = array(self.dtype.code)
+        unpacked: array[float] | array[int] = array(self.dtype.code)
         unpacked.frombytes(self.data)
         if sys.byteorder == "big":
             unpacked.byteswap()

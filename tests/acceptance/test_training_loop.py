@@ -1,4 +1,4 @@
-"""The issue's acceptance cases on real parts: gateway, trainer and vLLM, in fp32 on the tiny model and bf16 on SmolLM2."""
+"""The training loop on real parts: gateway, trainer and vLLM; fp32 on the tiny model, bf16 on SmolLM2."""
 
 import math
 import random
@@ -101,11 +101,10 @@ def test_a_trained_string_grows_more_likely_through_completions_after_each_save(
             )
             assert raw.headers["x-loopline-version"] == versions[-1]
             rows = raw.http_response.json()["choices"][0]["prompt_logprobs"]
-            scores.append(
-                sum(row[str(token)]["logprob"] for token, row in zip(nonsense[1:], rows[1:], strict=True))
-            )
+            scores.append(sum(row[str(token)]["logprob"] for token, row in zip(nonsense[1:], rows[1:], strict=True)))
     chat.close()
-    assert scores == sorted(scores) and len(set(scores)) == len(scores)
+    assert scores == sorted(scores)
+    assert len(set(scores)) == len(scores)
     assert scores[-1] - scores[0] > 1.0
     assert len(set(versions)) == 4
 
@@ -170,7 +169,8 @@ def test_openai_chats_with_the_live_session_streaming_and_not(smollm_stack: Stac
     pieces = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert "Paris" in (whole.choices[0].message.content or "")
     assert pieces == whole.choices[0].message.content
-    assert chunks[-1].usage is not None and whole.usage is not None
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert whole.system_fingerprint == chunks[0].system_fingerprint
 
