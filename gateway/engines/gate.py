@@ -1,0 +1,63 @@
+"""The publish gate: a version answers on an engine only after that engine was seen to compute what the trainer did."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+
+from gateway.core.canary import Canary, CanaryMismatch, judge
+from gateway.core.catalog import BaseModel
+from gateway.core.errors import Invalid, Unavailable
+from gateway.core.ports import Artifacts, CorruptArtifact
+from gateway.core.validation import check_tokens
+from gateway.core.versions import CanaryReport, Version, VersionKind
+from gateway.engines.answers import EngineFault, UnknownAdapter
+from gateway.engines.vllm import Vllm
+
+
+async def admit(engine: Vllm, version: Version, base: BaseModel, artifacts: Artifacts) -> CanaryReport:
+    """Verify ``version``'s files, load it under its own id, and judge its canary. What fails is unloaded again.
+
+    Raises:
+        CorruptArtifact: the files are not what their manifest says, or the manifest cannot be judged by.
+        CanaryMismatch: the engine refuses the adapter or computes something else.
+        Unavailable: the engine went away; nothing is known about the version.
+    """
+    started = time.monotonic()
+    manifest = await asyncio.to_thread(artifacts.verify, version.location, version.manifest_sha256)
+    if (manifest.kind, manifest.version_id, manifest.base_model) != (VersionKind.ADAPTER, version.id, base.name):
+        raise CorruptArtifact(f"the manifest of {version.id} is of {manifest.kind} {manifest.version_id}")
+    canary = _checked(manifest.canary, version, base)
+    try:
+        await engine.load_adapter(version.id, artifacts.path(version.location))
+        scores = await _scores(engine, version, canary)
+        return judge(canary, scores, dtype=base.dtype, engine=engine.url, seconds=time.monotonic() - started)
+    except (EngineFault, UnknownAdapter, Invalid) as error:
+        # A living engine that fails on this adapter (refused tensors, NaN in its answer) will do so again.
+        if not await engine.healthy():
+            raise Unavailable("the engine went away while it loaded a version", code="engine_lost") from error
+        await engine.unload_adapter(version.id)
+        raise CanaryMismatch("the engine cannot compute with this adapter", code="engine_refused_adapter") from error
+    except CanaryMismatch:
+        await engine.unload_adapter(version.id)
+        raise
+
+
+def _checked(canary: Canary | None, version: Version, base: BaseModel) -> Canary:
+    if canary is None or not any(len(tokens) > 1 for tokens in canary.tokens):
+        raise CorruptArtifact(f"{version.id} has no canary to judge it by")
+    for tokens in canary.tokens:
+        if not 1 <= len(tokens) < base.context_length:
+            raise CorruptArtifact(f"a canary of {version.id} has {len(tokens)} tokens")
+        try:
+            check_tokens(tokens, base, field="canary.tokens")
+        except Invalid as error:
+            raise CorruptArtifact(error.message) from None
+    return canary
+
+
+async def _scores(engine: Vllm, version: Version, canary: Canary) -> Sequence[Sequence[float]]:
+    scores = await engine.score(version.id, canary.tokens)
+    if version.lora.train_unembed and not engine.exact_prompt_scores:
+        scores = [await engine.score_by_generating(version.id, tokens) for tokens in canary.tokens]
+    return [[math.nan if score is None else score for score in sequence] for sequence in scores]

@@ -1,0 +1,123 @@
+"""The command and environment that start one vLLM server for runtime LoRA. Pure: starts nothing.
+
+The server listens on loopback only, wants the boot's random key, keeps no request logs and phones nobody.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+# What --max-lora-rank accepts; buffers are padded to it, so the smallest that fits is chosen.
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# Adapters kept in host memory per slot: a version that is not in a slot is then rarely read from disk again.
+CPU_LORAS_PER_SLOT = 4
+# Carried in every answer as ``system_fingerprint``: prompt scores of this engine include a LoRA on lm_head.
+EXACT_PROMPT_SCORES = "loopline-exact-prompt-scores"
+
+
+class Device(StrEnum):
+    """Where the engine computes."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine.
+
+    ``threads`` is a CPU list such as ``0-1`` ("auto" would leave one core of two idle), ``kv_gib`` the size of the
+    key-value cache on CPU, ``gpu_memory`` the share of the device on GPU. ``max_loras`` counts adapters in one batch.
+    """
+
+    model_path: Path
+    served_name: str
+    port: int
+    key: str
+    dtype: str = "bfloat16"
+    device: Device = Device.CPU
+    max_loras: int = 4
+    max_lora_rank: int = 32
+    max_model_len: int = 2048
+    max_num_seqs: int = 64
+    kv_gib: int = 2
+    threads: str = "0-1"
+    gpu_memory: float = 0.6
+    visible_devices: str | None = None
+    tool_parser: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_loras < 2:
+            raise ValueError(f"max_loras must be at least 2 (one slot stays free for publications): {self.max_loras}")
+        if self.max_lora_rank > _RANKS[-1]:
+            raise ValueError(f"max_lora_rank must be at most {_RANKS[-1]}: {self.max_lora_rank}")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to execute. ``environment`` is added to the parent's."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def launch_vllm(spec: EngineSpec) -> Launch:
+    """Return how to start ``spec``. The module path is used because ``vllm serve`` insists on the GPU distribution."""
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(spec.model_path)),
+        *("--served-model-name", spec.served_name),
+        *("--host", "127.0.0.1"),
+        *("--port", str(spec.port)),
+        *("--dtype", spec.dtype),
+        *("--max-model-len", str(spec.max_model_len)),
+        *("--max-num-seqs", str(spec.max_num_seqs)),
+        "--enable-lora",
+        *("--max-loras", str(spec.max_loras)),
+        *("--max-cpu-loras", str(CPU_LORAS_PER_SLOT * spec.max_loras)),
+        *("--max-lora-rank", str(next(rank for rank in _RANKS if rank >= spec.max_lora_rank))),
+        *("--generation-config", "vllm"),
+        *("--logprobs-mode", "processed_logprobs"),
+        *("--max-logprobs", "20"),
+        "--enable-prompt-tokens-details",
+        "--no-enable-log-requests",
+        "--disable-uvicorn-access-log",
+    ]
+    if spec.tool_parser is not None:
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", spec.tool_parser]
+    environment = {
+        "VLLM_API_KEY": spec.key,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    match spec.device:
+        case Device.CPU:
+            command += ["--enforce-eager", "--fingerprint-mode", "custom", "--fingerprint-value", EXACT_PROMPT_SCORES]
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(spec.kv_gib)
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = spec.threads
+        case Device.GPU:
+            command += ["--gpu-memory-utilization", str(spec.gpu_memory)]
+            if spec.visible_devices is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = spec.visible_devices
+    return Launch(command=tuple(command), environment=environment)
+
+
+def launch_scripted(spec: EngineSpec) -> Launch:
+    """Return how to start the scripted engine in place of ``spec``."""
+    command = (
+        *(sys.executable, "-m", "gateway.engines.scripted"),
+        *("--port", str(spec.port)),
+        *("--served-name", spec.served_name),
+        *("--max-model-len", str(spec.max_model_len)),
+        *("--max-loras", str(spec.max_loras)),
+    )
+    return Launch(command=command, environment={"LOOPLINE_SCRIPTED_KEY": spec.key})

@@ -1,0 +1,200 @@
+"""All engines of all base models: who answers, with which version loaded.
+
+A request for a version holds one of its engine's turns and finds the version loaded through the gate; a request for
+the base model needs neither. An engine that lost its memory (restart) shows by a broken connection or an unknown
+name: what it held is forgotten, and versions come back through the gate when they are next asked for.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from gateway.core.catalog import BaseModel, Catalog
+from gateway.core.errors import Invalid, Unavailable
+from gateway.core.ports import Artifacts, EngineHealth
+from gateway.core.sampling import Generation, SampleRequest, Target, check_sample_request
+from gateway.core.validation import check_tokens
+from gateway.core.versions import CanaryReport, Version, VersionKind, VersionState
+from gateway.engines.answers import UnknownAdapter
+from gateway.engines.replica import Replica
+from gateway.engines.vllm import Vllm
+
+T = TypeVar("T")
+
+_CHAT_FIELDS = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+
+
+class EnginePool:
+    """The Engines port over vLLM servers. Use as an async context manager."""
+
+    def __init__(self, catalog: Catalog, artifacts: Artifacts, *, key: str, timeout_s: float) -> None:
+        self._open = AsyncExitStack()
+        self._replicas: Mapping[str, tuple[Replica, ...]] = {
+            base.name: tuple(Replica(Vllm(url, key=key, timeout_s=timeout_s), base, artifacts) for url in base.engines)
+            for base in catalog.models.values()
+        }
+
+    async def __aenter__(self) -> Self:
+        for replicas in self._replicas.values():
+            for replica in replicas:
+                await self._open.enter_async_context(replica.engine)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    async def generate(self, target: Target, request: SampleRequest) -> Generation:
+        check_sample_request(request, target.base)
+
+        async def ask(replica: Replica, model: str) -> Generation:
+            return await _generate(replica.engine, model, target, request)
+
+        return await self._answer(target, ask)
+
+    async def complete(self, target: Target, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        _check_ids(body, target.base)
+
+        async def ask(replica: Replica, model: str) -> Mapping[str, Any]:
+            return await replica.engine.complete(model, route, body)
+
+        return await self._answer(target, ask)
+
+    async def stream(self, target: Target, route: str, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
+        """Chunks carry ``usage`` so far; the last has no choices and the total, also when the caller did not ask."""
+        _check_ids(body, target.base)
+        replica = self._choose(_checked(target))
+        for attempt in (1, 2):
+            try:
+                async with (
+                    replica.serving(target.version) as model,
+                    aclosing(replica.engine.stream(model, route, body)) as chunks,
+                ):
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except UnknownAdapter:
+                _forget(replica, target)
+                if attempt == 2:
+                    raise
+
+    async def tokenize(self, target: Target, body: Mapping[str, Any]) -> Sequence[int]:
+        """Several prompts in one body are returned one after the other."""
+        engine = self._choose(target.base).engine
+        if "messages" in body:
+            return await engine.tokenize(target.base.name, {name: body[name] for name in _CHAT_FIELDS if name in body})
+        prompt: Any = body.get("prompt", "")
+        prompts = _rows(prompt) if isinstance(prompt, list) else [prompt]
+        tokens: list[int] = []
+        for part in prompts:
+            if isinstance(part, int):
+                tokens.append(part)
+            elif isinstance(part, list):
+                tokens += _rows(part)
+            else:
+                tokens += await engine.tokenize(target.base.name, {"prompt": part})
+        return tokens
+
+    async def publish(self, version: Version) -> CanaryReport:
+        """Return the report with the largest difference. Engines that are away load the version when it is first
+        asked of them, through the same gate.
+
+        Raises:
+            Unavailable: no engine was reached.
+        """
+        replicas = self._replicas.get(version.base_model, ())
+        outcomes = await asyncio.gather(*(replica.admit(version) for replica in replicas), return_exceptions=True)
+        away = Unavailable(f"no engine of {version.base_model} is up", code="engine_lost")
+        reports: list[CanaryReport] = []
+        for outcome in outcomes:
+            match outcome:
+                case CanaryReport():
+                    reports.append(outcome)
+                case Unavailable():
+                    away = outcome
+                case _:
+                    raise outcome
+        if not reports:
+            raise away
+        return max(reports, key=lambda report: report.max_difference)
+
+    async def health(self, base: BaseModel) -> Sequence[EngineHealth]:
+        replicas = self._replicas.get(base.name, ())
+        ready = await asyncio.gather(*(replica.engine.healthy() for replica in replicas))
+        for replica, answered in zip(replicas, ready, strict=True):
+            replica.lost = not answered
+        return [
+            EngineHealth(url=replica.engine.url, ready=answered, adapters=len(replica.loaded))
+            for replica, answered in zip(replicas, ready, strict=True)
+        ]
+
+    def _choose(self, base: BaseModel) -> Replica:
+        """The least busy engine; one that was lost only when all were."""
+        replicas = self._replicas.get(base.name, ())
+        if not replicas:
+            raise Unavailable(f"no engine serves {base.name}", code="no_engine")
+        return min(replicas, key=lambda replica: (replica.lost, replica.in_flight))
+
+    async def _answer(self, target: Target, ask: Callable[[Replica, str], Awaitable[T]]) -> T:
+        replica = self._choose(_checked(target))
+        try:
+            async with replica.serving(target.version) as model:
+                return await ask(replica, model)
+        except UnknownAdapter:
+            _forget(replica, target)
+        async with replica.serving(target.version) as model:
+            return await ask(replica, model)
+
+
+def _forget(replica: Replica, target: Target) -> None:
+    if target.version is not None:
+        replica.loaded.forget(target.version.id)
+
+
+def _checked(target: Target) -> BaseModel:
+    version = target.version
+    if version is not None:
+        if version.kind is not VersionKind.ADAPTER or version.base_model != target.base.name:
+            raise Invalid(f"{version.address} is no adapter of {target.base.name}", code="not_an_adapter")
+        if version.state is VersionState.REJECTED:
+            raise Invalid(f"{version.address} was rejected by the publish gate", code="version_rejected")
+    return target.base
+
+
+def _check_ids(body: Mapping[str, Any], base: BaseModel) -> None:
+    """Token ids in a passed-through body are checked like those of a sampling request."""
+    rows = _rows(body.get("prompt"))
+    if rows and isinstance(rows[0], int):
+        check_tokens(rows, base, field="prompt")
+    for index, row in enumerate(rows):
+        if isinstance(row, list):
+            check_tokens(_rows(row), base, field=f"prompt[{index}]")
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        check_tokens(body.get(name) or (), base, field=name)
+    check_tokens([int(token) for token in body.get("logit_bias") or ()], base, field="logit_bias")
+
+
+def _rows(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+async def _generate(engine: Vllm, model: str, target: Target, request: SampleRequest) -> Generation:
+    """Where the engine leaves a LoRA on lm_head out of its prompt scores, they are computed token by token."""
+    inexact = target.version is not None and target.version.lora.train_unembed and not engine.exact_prompt_scores
+    length = target.base.context_length
+    if not (inexact and (request.prompt_logprobs or request.topk_prompt_logprobs)):
+        return await engine.generate(model, request, context_length=length)
+    if request.topk_prompt_logprobs:
+        raise Invalid(
+            "topk_prompt_logprobs of a version with a trained unembedding are not available on this engine",
+            code="topk_prompt_logprobs_unavailable",
+            field="topk_prompt_logprobs",
+        )
+    plain = dataclasses.replace(request, prompt_logprobs=False)
+    generation = await engine.generate(model, plain, context_length=length)
+    scores = await engine.score_by_generating(model, request.prompt)
+    return dataclasses.replace(generation, prompt_logprobs=(None, *scores))

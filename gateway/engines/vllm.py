@@ -1,0 +1,252 @@
+"""One vLLM server over HTTP: tokens in, tokens and log-probabilities out; adapters in and out.
+
+Every request names all sampling fields, so that no default of a model or a server version decides. A lost connection
+is EngineLost, an unknown name UnknownAdapter; both are Unavailable and carry nothing of the engine's text.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import httpx
+import orjson
+
+from gateway.core.errors import Internal, Invalid, Unavailable
+from gateway.core.sampling import Generation, SampleRequest
+from gateway.engines.answers import (
+    EngineLost,
+    UnknownAdapter,
+    check_finished,
+    error_of,
+    generation_of,
+    next_token_scores,
+    prompt_scores,
+)
+from gateway.engines.launch import EXACT_PROMPT_SCORES
+
+CONNECT_TIMEOUT_S = 5.0
+HEALTH_TIMEOUT_S = 2.0
+KEEP_ALIVE_S = 4.0  # vLLM closes idle connections after 5 s; a socket must not be picked up in that moment
+
+_POSITIONS_AT_ONCE = 64  # positions of a sequence scored in one request; vLLM takes 128 logprob_token_ids
+
+_NEUTRAL: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "n": 1,
+    "min_tokens": 0,
+}
+
+
+class Vllm:
+    """A client of one server. Use as an async context manager."""
+
+    def __init__(self, url: str, *, key: str, timeout_s: float) -> None:
+        self.url = url
+        self.exact_prompt_scores = False  # what the last answer said: prompt scores include a LoRA on lm_head
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_ALIVE_S),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def healthy(self) -> bool:
+        """Return whether the server answers and its engine lives."""
+        try:
+            response = await self._http.get("/health", timeout=HEALTH_TIMEOUT_S)
+        except httpx.TransportError:
+            return False
+        return response.status_code == 200
+
+    async def models(self) -> Sequence[str]:
+        """Return all names the server answers to: the base model's first, then loaded adapters."""
+        return [card["id"] for card in (await self._get("/v1/models"))["data"]]
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Load the adapter at ``path``, absolute (a server takes another for a hub name).
+
+        Loading a name that is there already is fine: names are never reused for other weights.
+
+        Raises:
+            EngineFault: the engine refused the adapter, or failed.
+        """
+        if not path.is_absolute():
+            raise ValueError(f"adapter path must be absolute: {path}")
+        try:
+            await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+        except Invalid:
+            if name not in await self.models():
+                raise
+
+    async def unload_adapter(self, name: str) -> None:
+        """Make the server forget ``name``; one it does not know is fine."""
+        try:
+            await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+        except UnknownAdapter:
+            return
+
+    async def generate(self, model: str, request: SampleRequest, *, context_length: int) -> Generation:
+        """Sample from ``model``.
+
+        Raises:
+            Unavailable, Invalid, Internal: see ``answers``.
+        """
+        params = request.params
+        body = {
+            **_NEUTRAL,
+            "model": model,
+            "prompt": list(request.prompt),
+            "n": request.num_samples,
+            "max_tokens": context_length - len(request.prompt) if params.max_tokens is None else params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "seed": params.seed,
+            "stop": list(params.stop),
+            "stop_token_ids": list(params.stop_token_ids),
+            "ignore_eos": params.ignore_eos,
+            "skip_special_tokens": False,  # so that a stop string may be a special token
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        if request.prompt_logprobs or request.topk_prompt_logprobs:
+            body["prompt_logprobs"] = request.topk_prompt_logprobs
+        return generation_of(request, await self._post("/v1/completions", body))
+
+    async def score(self, model: str, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float | None]]:
+        """Return the log-probabilities of ``sequence[1:]`` at temperature 1 for each sequence."""
+        body = {**_NEUTRAL, "model": model, "prompt": [list(tokens) for tokens in sequences]}
+        document = await self._post("/v1/completions", {**body, "max_tokens": 1, "prompt_logprobs": 0})
+        check_finished(document)
+        choices = sorted(document["choices"], key=lambda choice: choice["index"])
+        return [
+            prompt_scores(tokens, choice["prompt_logprobs"])[1:]
+            for tokens, choice in zip(sequences, choices, strict=True)
+        ]
+
+    async def score_by_generating(self, model: str, tokens: Sequence[int]) -> Sequence[float | None]:
+        """Return what ``score`` returns for one sequence, each token scored as if it were about to be sampled: exact
+        also where an engine leaves a LoRA on lm_head out of its prompt scores."""
+        scores: list[float | None] = []
+        for start in range(1, len(tokens), _POSITIONS_AT_ONCE):
+            targets = tokens[start : start + _POSITIONS_AT_ONCE]
+            body = {
+                **_NEUTRAL,
+                "model": model,
+                "prompt": [list(tokens[:position]) for position in range(start, start + len(targets))],
+                "max_tokens": 1,
+                "logprobs": 1,
+                "logprob_token_ids": sorted(set(targets)),
+                "return_tokens_as_token_ids": True,
+            }
+            document = await self._post("/v1/completions", body)
+            scores += next_token_scores(targets, document)
+        return scores
+
+    async def complete(self, model: str, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """POST an OpenAI body to ``/v1/{route}``; sampling fields it leaves out are sent as neutral ones."""
+        document = await self._post(f"/v1/{route}", {**_explicit(body), "model": model, "stream": False})
+        check_finished(document)
+        return document
+
+    async def stream(self, model: str, route: str, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
+        """As ``complete``, streamed. Every chunk carries ``usage`` so far, and a last one without choices the total.
+
+        Closing the generator closes the connection, which aborts the engine's work.
+
+        Raises:
+            Unavailable: also when the stream ends before its end mark.
+        """
+        asked = {**_explicit(body), "model": model, "stream": True}
+        asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        try:
+            content = orjson.dumps(asked)
+            async with self._http.stream("POST", f"/v1/{route}", content=content, headers=_JSON) as response:
+                if response.status_code >= 400:
+                    raise error_of(response.status_code, _document(await response.aread()))
+                async for line in response.aiter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    if (data := line.removeprefix("data:").strip()) == "[DONE]":
+                        return
+                    chunk = _document(data)
+                    check_finished(chunk)
+                    yield chunk
+        except httpx.TransportError as error:
+            raise _lost(error) from error
+        raise EngineLost("the engine's stream ended before its end")
+
+    async def tokenize(self, model: str, body: Mapping[str, Any]) -> Sequence[int]:
+        """POST a body to ``/tokenize`` and return the ids."""
+        return (await self._post("/tokenize", {**body, "model": model}))["tokens"]
+
+    async def metrics(self) -> str:
+        """Return the Prometheus text."""
+        try:
+            return (await self._http.get("/metrics", timeout=HEALTH_TIMEOUT_S)).text
+        except httpx.TransportError as error:
+            raise _lost(error) from error
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        try:
+            response = await self._http.get(path)
+        except httpx.TransportError as error:
+            raise _lost(error) from error
+        return self._checked(response)
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            response = await self._http.post(path, content=orjson.dumps(body), headers=_JSON)
+        except httpx.TransportError as error:
+            raise _lost(error) from error
+        return self._checked(response)
+
+    def _checked(self, response: httpx.Response) -> dict[str, Any]:
+        if response.status_code >= 400:
+            raise error_of(response.status_code, _document(response.content))
+        document = _document(response.content)
+        if "system_fingerprint" in document:
+            self.exact_prompt_scores = document["system_fingerprint"] == EXACT_PROMPT_SCORES
+        return document
+
+
+_JSON: Mapping[str, str] = {"Content-Type": "application/json"}
+
+
+def _explicit(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in body.items() if value is not None}
+    return {**_NEUTRAL, **given}
+
+
+def _document(content: bytes | str) -> dict[str, Any]:
+    """Loads and unloads answer in plain text: that is an empty document."""
+    try:
+        document: Any = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(document, dict):
+        raise Internal("the engine answered something else than an object", code="engine_answer_mismatch")
+    return cast("dict[str, Any]", document)
+
+
+def _lost(error: httpx.TransportError) -> Unavailable:
+    if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
+        return Unavailable("the engine did not answer in time", code="engine_timeout")
+    return EngineLost("the engine cannot be reached")
