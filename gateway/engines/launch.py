@@ -118,6 +118,5 @@ def launch_scripted(spec: EngineSpec) -> Launch:
         *("--port", str(spec.port)),
         *("--served-name", spec.served_name),
         *("--max-model-len", str(spec.max_model_len)),
-        *("--max-loras", str(spec.max_loras)),
     )
     return Launch(command=command, environment={"LOOPLINE_SCRIPTED_KEY": spec.key})
