@@ -1,0 +1,45 @@
+"""The command line, put together."""
+
+import typer
+
+from gateway.cli import db, keys, models, sessions
+from gateway.cli.common import AsJson, out, print_json
+from gateway.cli.doctor import doctor
+from gateway.cli.up import up
+from gateway.cli.usage import usage
+from gateway.supervisor.machine import installed_version
+
+
+def version(as_json: AsJson = False) -> None:
+    """Show the version."""
+    number = installed_version("loopline-server") or "unknown"
+    if as_json:
+        print_json({"version": number})
+        return
+    out().print(f"loopline {number}", highlight=False)
+
+
+def create_cli() -> typer.Typer:
+    """Return the whole command."""
+    cli = typer.Typer(
+        name="loopline",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        help="Live LoRA training sessions and OpenAI-compatible inference behind one port.",
+    )
+    cli.command()(up)
+    cli.add_typer(keys.app, name="keys")
+    cli.add_typer(sessions.app, name="sessions")
+    cli.add_typer(models.app, name="models")
+    cli.command()(usage)
+    cli.add_typer(db.app, name="db")
+    cli.command()(doctor)
+    cli.command()(version)
+    return cli
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    create_cli()()

@@ -1,0 +1,135 @@
+"""The checks of `loopline doctor`. Each looks at one thing and never changes it."""
+
+import asyncio
+import enum
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import migrations
+
+from gateway.core.errors import Unavailable
+from gateway.settings import Settings
+from gateway.supervisor.machine import installed_version
+from gateway.supervisor.ports import PortTaken, require_free
+from gateway.supervisor.records import RunDir
+
+_PYTHON = (3, 11)
+_GIB = 1024**3
+_DISK_WRONG_GIB = 1.0
+_DISK_WARNING_GIB = 5.0
+_MASTER_KEY_MODE = 0o600
+
+_TRAINER_PACKAGES = ("torch", "transformers", "peft", "safetensors")
+
+
+class Verdict(enum.StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # works, but not everything
+    WRONG = "wrong"  # something will not work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What was looked at, what was found, and what to do about it (empty when there is nothing to do)."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+async def run_checks(settings: Settings) -> list[Check]:
+    """Run all checks, quick ones first."""
+    return [
+        check_python(),
+        check_packages(),
+        *await check_engine(),
+        check_disk(settings.data_dir),
+        check_port(settings),
+        check_master_key(settings),
+        await check_database(settings),
+    ]
+
+
+def check_python() -> Check:
+    found = platform.python_version()
+    if sys.version_info < _PYTHON:
+        return Check(
+            name="python", verdict=Verdict.WRONG, found=found, advice="install Python 3.11 or newer, then `make setup`"
+        )
+    return Check(name="python", verdict=Verdict.OK, found=found)
+
+
+def check_packages() -> Check:
+    """The gateway's packages are there, or this would not run; the trainer's may be missing."""
+    versions = {name: installed_version(name) for name in _TRAINER_PACKAGES}
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        return Check(
+            name="packages",
+            verdict=Verdict.WRONG,
+            found=f"missing: {', '.join(missing)}",
+            advice="run `make setup`, or `pip install 'loopline-server[gpu]'` on a CUDA machine",
+        )
+    return Check(
+        name="packages", verdict=Verdict.OK, found=", ".join(f"{name} {version}" for name, version in versions.items())
+    )
+
+
+def check_disk(data_dir: Path) -> Check:
+    """Models, artefacts and logs go to the data directory's disk."""
+    place = next(parent for parent in (data_dir.absolute(), *data_dir.absolute().parents) if parent.exists())
+    free_gib = shutil.disk_usage(place).free / _GIB
+    found = f"{free_gib:.1f} GiB free at {place}"
+    if not os.access(place, os.W_OK):
+        return Check(
+            name="disk", verdict=Verdict.WRONG, found=f"{place} is not writable", advice="choose another --data-dir"
+        )
+    if free_gib < _DISK_WARNING_GIB:
+        verdict = Verdict.WRONG if free_gib < _DISK_WRONG_GIB else Verdict.WARNING
+        return Check(
+            name="disk",
+            verdict=verdict,
+            found=found,
+            advice=f"make room ({_DISK_WARNING_GIB:.0f} GiB are comfortable), or choose another --data-dir",
+        )
+    return Check(name="disk", verdict=Verdict.OK, found=found)
+
+
+def check_port(settings: Settings) -> Check:
+    """The gateway's port is free, or our own gateway has it."""
+    where = f"{settings.host}:{settings.port}"
+    address = RunDir(settings.data_dir).address() if (settings.data_dir / "run").is_dir() else None
+    if address is not None and address.url.endswith(f":{settings.port}"):
+        return Check(name="port", verdict=Verdict.OK, found=f"{where} is this data directory's running gateway")
+    try:
+        require_free(settings.host, settings.port)
+    except PortTaken as error:
+        problem, _, advice = str(error).partition("\n")
+        return Check(name="port", verdict=Verdict.WRONG, found=problem, advice=advice)
+    return Check(name="port", verdict=Verdict.OK, found=f"{where} is free")
+
+
+def check_master_key(settings: Settings) -> Check:
+    """Whoever reads the master key can make every API key."""
+    if settings.master_key is not None:
+        return Check(name="master key", verdict=Verdict.OK, found="injected as LOOPLINE_MASTER_KEY")
+    path = settings.resolved_master_key_file
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return Check(name="master key", verdict=Verdict.OK, found="none yet; the first start makes it")
+    if mode & ~_MASTER_KEY_MODE:
+        return Check(
+            name="master key",
+            verdict=Verdict.WRONG,
+            found=f"{path} has mode {mode:04o}: others can read it",
+            advice=f"run: chmod 600 {path}",
+        )
+    return Check(name="master key", verdict=Verdict.OK, found=f"{path}, mode {mode:04o}")

@@ -1,0 +1,17 @@
+"""`loopline db`: the database's schema."""
+
+import migrations
+import typer
+
+from gateway.cli.common import DataDir, out, settings_of
+
+app = typer.Typer(no_args_is_help=True, help="Look after the database.")
+
+
+@app.command()
+def upgrade(data_dir: DataDir = None) -> None:
+    """Bring the schema up to date. Running it again changes nothing."""
+    settings = settings_of(data_dir)
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    migrations.upgrade(settings.resolved_database_url)
+    out().print("The database is up to date.", highlight=False)
