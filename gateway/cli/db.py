@@ -1,8 +1,8 @@
 """`loopline db`: the database's schema."""
 
-import migrations
 import typer
 
+import migrations
 from gateway.cli.common import DataDir, out, settings_of
 
 app = typer.Typer(no_args_is_help=True, help="Look after the database.")

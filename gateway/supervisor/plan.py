@@ -1,4 +1,4 @@
-"""From options and prepared models to what has to run: the catalogue, and one child per process. Pure: starts nothing."""
+"""From options and prepared models to what has to run: the catalogue and the processes. Pure: starts nothing."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class PreparedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process to run. ``probe_url`` answers 200 when it is ready, given the ``probe_key`` as bearer if there is one."""
+    """One process to run. ``probe_url`` answers 200 (to the bearer ``probe_key``, if any) once it is ready."""
 
     name: str
     command: Sequence[str]

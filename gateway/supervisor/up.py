@@ -9,10 +9,10 @@ from collections.abc import Generator
 from pathlib import Path
 
 import httpx
-import migrations
 from rich.console import Console
 from rich.markup import escape
 
+import migrations
 from gateway.auth.keys import Keyring, local_key
 from gateway.auth.master import open_keyring
 from gateway.core.clock import SystemClock
