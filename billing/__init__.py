@@ -1,0 +1,1 @@
+"""Prices and money. Stands alone: imports nothing of the gateway or the trainer."""

@@ -1,0 +1,127 @@
+"""The application: builds what requests need for as long as it lives, and mounts the dialects."""
+
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from asyncio import CancelledError, create_task
+from pathlib import Path
+
+import structlog
+from fastapi import FastAPI
+
+from billing.prices import PriceList, shipped_prices
+from gateway import health
+from gateway.auth.keys import local_key
+from gateway.auth.master import open_keyring
+from gateway.background import Sweeper
+from gateway.core.catalog import Catalog, parse_catalog
+from gateway.core.clock import SystemClock
+from gateway.core.futures import Futures
+from gateway.engines.pool import EnginePool
+from gateway.publisher import Publisher
+from gateway.settings import Settings
+from gateway.store import LocalArtifacts, open_database
+from gateway.wire.deps import State
+from gateway.wire.edge import RequestEdge
+from gateway.wire.idempotency import FirstAnswers
+from gateway.wire.native import errors as native_errors
+from gateway.wire.native.app import create_native_app
+from gateway.wire.openai.app import create_openai_app
+
+
+class AppState(State):
+    """The dialects' state, and what only the application's own routes need."""
+
+    readiness: health.Readiness
+
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[AppState]]
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the application for ``settings``; nothing is opened before its lifespan starts."""
+    app = FastAPI(
+        title="Loopline", lifespan=_lifespan(settings), openapi_url=None, docs_url=None, redoc_url=None,
+        redirect_slashes=False,
+    )
+    native_errors.install(app)
+    app.router.routes.extend(health.ROUTES)
+    app.mount("/training/v1", create_native_app())
+    app.mount("/v1", create_openai_app())
+    app.add_middleware(RequestEdge)
+    return app
+
+
+def _lifespan(settings: Settings) -> Lifespan:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[AppState]:
+        async with AsyncExitStack() as opened:
+            yield await _open(settings, opened)
+
+    return lifespan
+
+
+async def _open(settings: Settings, opened: AsyncExitStack) -> AppState:
+    """Open everything in the order of dependence; ``opened`` closes it in the reverse order.
+
+    Raises:
+        CatalogError, PriceListError, MasterKeyError, OSError: a file is missing or wrong; the message says which.
+    """
+    clock = SystemClock()
+    keyring = open_keyring(settings)
+    catalog = read_catalog(settings.resolved_catalog)
+    prices = PriceList.load(settings.prices or shipped_prices())
+    prices.check_covers(catalog.models, at=clock.now())
+    database = await opened.enter_async_context(
+        open_database(settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock)
+    )
+    engines = await opened.enter_async_context(
+        EnginePool(
+            catalog,
+            LocalArtifacts(settings.artifact_dir),
+            key=settings.engine_key.get_secret_value(),
+            timeout_s=settings.engine_timeout_s,
+        )
+    )
+    futures = await opened.enter_async_context(Futures(database, database.wakeups))
+    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    await opened.enter_async_context(Publisher(database, engines, database.wakeups, clock, owner))
+    await opened.enter_async_context(_running(Sweeper(database, clock, gap_timeout_s=settings.gap_timeout_s)))
+    async with database.write() as unit:
+        await local_key(unit, keyring, at=clock.now())
+    structlog.stdlib.get_logger("gateway.app").info("ready", base_models=sorted(catalog.models), owner=owner)
+    return AppState(
+        database=database,
+        engines=engines,
+        futures=futures,
+        catalog=catalog,
+        prices=prices,
+        clock=clock,
+        keyring=keyring,
+        first_answers=FirstAnswers(),
+        max_body_bytes=settings.max_body_bytes,
+        readiness=health.Readiness(database, engines, catalog, clock),
+    )
+
+
+def read_catalog(path: Path) -> Catalog:
+    """Read the catalogue.
+
+    Raises:
+        CatalogError: it is wrong.
+        OSError: it cannot be read.
+    """
+    return parse_catalog(path.read_text(encoding="utf-8"))
+
+
+@asynccontextmanager
+async def _running(sweeper: Sweeper) -> AsyncGenerator[None]:
+    task = create_task(sweeper.run(), name="sweeper")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(CancelledError):
+            await task

@@ -1,0 +1,131 @@
+"""API keys: ``tml-`` + 20-character key id + ``-`` + secret.
+
+A secret is base62(HMAC-SHA256(master key, key id)), always 43 characters. It is derived when needed and never stored,
+so the database alone opens nothing, and a key is recomputed and compared in constant time. Unknown, revoked, expired
+and misspelt keys are refused with one and the same error.
+"""
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gateway.core.errors import Forbidden, Unauthenticated
+from gateway.core.ids import KeyId, ProjectId, new_key_id
+from gateway.core.ports import UnitOfWork
+from gateway.core.principals import ALL_SCOPES, Key, Principal, Scope
+
+DEFAULT_PROJECT = "default"
+LOCAL_KEY_NAME = "local"
+SECRET_LENGTH = 43  # 62 ** 43 > 2 ** 256
+KEY_TEXT = re.compile(r"tml-([0-9a-z]{20})-([0-9A-Za-z]{43})", re.ASCII)
+
+_BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyring:
+    """The master key and what derives from it."""
+
+    master_key: bytes = field(repr=False)
+
+    def secret(self, key_id: KeyId) -> str:
+        """Return the 43-character secret of ``key_id``."""
+        number = int.from_bytes(self._mac(key_id))
+        digits: list[str] = []
+        for _ in range(SECRET_LENGTH):
+            number, digit = divmod(number, 62)
+            digits.append(_BASE62[digit])
+        return "".join(reversed(digits))
+
+    def text(self, key_id: KeyId) -> str:
+        """Return the key as its holder writes it."""
+        return f"tml-{key_id}-{self.secret(key_id)}"
+
+    @property
+    def local_key_id(self) -> KeyId:
+        """The id of the key made on first start; it follows from the master key, so that two starts make one key."""
+        number = int.from_bytes(self._mac("id of the local key"))
+        return KeyId("".join(_BASE32[(number >> (5 * place)) & 31] for place in range(20)))
+
+    def _mac(self, text: str) -> bytes:
+        return hmac.digest(self.master_key, text.encode(), hashlib.sha256)
+
+
+async def mint(
+    unit: UnitOfWork,
+    keyring: Keyring,
+    *,
+    project_id: ProjectId,
+    name: str,
+    scopes: frozenset[Scope],
+    at: datetime,
+    expires_at: datetime | None = None,
+) -> tuple[Key, str]:
+    """Record a new key and return it with its text, which is shown once."""
+    key = Key(
+        id=new_key_id(),
+        project_id=project_id,
+        name=name,
+        scopes=scopes,
+        created_at=at,
+        expires_at=expires_at,
+        revoked_at=None,
+    )
+    await unit.keys.add(key)
+    return key, keyring.text(key.id)
+
+
+async def local_key(unit: UnitOfWork, keyring: Keyring, *, at: datetime) -> str | None:
+    """Return the text of the key ``local`` of project ``default``, both made on the first call.
+
+    None when the key has been revoked: it is not made a second time.
+    """
+    key_id = keyring.local_key_id
+    key = await unit.keys.get(key_id)
+    if key is None:
+        project_id = await unit.keys.ensure_project(DEFAULT_PROJECT)
+        key = Key(
+            id=key_id,
+            project_id=project_id,
+            name=LOCAL_KEY_NAME,
+            scopes=ALL_SCOPES,
+            created_at=at,
+            expires_at=None,
+            revoked_at=None,
+        )
+        await unit.keys.add(key)
+    return keyring.text(key_id) if key.revoked_at is None else None
+
+
+async def authenticate(unit: UnitOfWork, keyring: Keyring, text: str, *, at: datetime) -> Principal:
+    """Return whom the key ``text`` stands for.
+
+    Raises:
+        Unauthenticated: the same for a malformed, unknown, revoked or expired key.
+    """
+    match = KEY_TEXT.fullmatch(text)
+    if match is None:
+        raise _refusal()
+    key_id = KeyId(match[1])
+    genuine = hmac.compare_digest(keyring.secret(key_id), match[2])
+    key = await unit.keys.get(key_id) if genuine else None
+    if key is None or key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= at):
+        raise _refusal()
+    return Principal(project_id=key.project_id, key_id=key.id, scopes=key.scopes)
+
+
+def require(principal: Principal, scope: Scope) -> None:
+    """Raise unless the key may do ``scope``; ``admin`` may do everything.
+
+    Raises:
+        Forbidden: ``missing_scope``.
+    """
+    if not principal.scopes & {scope, Scope.ADMIN}:
+        raise Forbidden(f"this key lacks the scope {scope}", code="missing_scope", details={"scope": scope.value})
+
+
+def _refusal() -> Unauthenticated:
+    return Unauthenticated("missing or invalid API key; send 'Authorization: Bearer tml-...'")

@@ -1,0 +1,168 @@
+"""Request bodies: bounded, decompressed, and read as the strictest JSON.
+
+Refused with a 4xx before anything else looks at a body: more than the allowed bytes (before or after decompression),
+an unknown encoding, NaN and Infinity, numbers beyond a double (``1e999``), invalid UTF-8, lone surrogates, NUL in a
+string, nesting deeper than 1024.
+"""
+
+import io
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+import zstandard
+from starlette.requests import Request
+from starlette.types import Receive, Scope
+
+from gateway.core.errors import Invalid
+
+_MAX_ZSTD_WINDOW = 2**27  # what an encoder may ask us to hold while decoding
+
+
+class BodyTooLarge(Invalid):
+    """The body is larger than the gateway accepts."""
+
+    default_code = "body_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request body is larger than {limit} bytes", details={"limit": limit})
+
+
+class StrictRequest(Request):
+    """A request whose body is read once, by ``load``, under the rules of this module."""
+
+    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int) -> None:
+        super().__init__(scope, receive)
+        self._max_bytes = max_bytes
+
+    async def load(self) -> None:
+        """Read, decompress and parse the body; ``body()`` and ``json()`` answer from then on.
+
+        Raises:
+            BodyTooLarge, Invalid: see the module.
+        """
+        raw = decompress(await self._read(), self.headers.get("content-encoding"), limit=self._max_bytes)
+        self._body = raw
+        if raw:
+            content_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if content_type != "application/json":
+                raise Invalid("Content-Type must be application/json", field="Content-Type")
+            self._json = parse_json(raw)
+
+    async def _read(self) -> bytes:
+        announced = self.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > 2 * self._max_bytes:
+            raise BodyTooLarge(self._max_bytes)
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in self.stream():
+            size += len(chunk)
+            if size <= self._max_bytes:
+                chunks.append(chunk)
+            elif size > 2 * self._max_bytes:
+                break  # a little over is read to its end, so that the sender hears the answer
+        if size > self._max_bytes:
+            raise BodyTooLarge(self._max_bytes)
+        return b"".join(chunks)
+
+
+def decompress(raw: bytes, encoding: str | None, *, limit: int) -> bytes:
+    """Undo ``Content-Encoding``; never hold more than ``limit`` decoded bytes.
+
+    Raises:
+        BodyTooLarge: the decoded body is larger than ``limit``.
+        Invalid: an encoding other than gzip and zstd, or damaged content.
+    """
+    match (encoding or "identity").strip().lower():
+        case "identity":
+            return raw
+        case "gzip" | "x-gzip":
+            decoded = _gunzip(raw, limit)
+        case "zstd":
+            decoded = _unzstd(raw, limit)
+        case _:
+            raise Invalid(
+                "Content-Encoding must be gzip or zstd", code="unsupported_encoding", field="Content-Encoding"
+            )
+    if len(decoded) > limit:
+        raise BodyTooLarge(limit)
+    return decoded
+
+
+def _gunzip(raw: bytes, limit: int) -> bytes:
+    decoder = zlib.decompressobj(31)
+    try:
+        decoded = decoder.decompress(raw, limit + 1)
+    except zlib.error as error:
+        raise Invalid(f"the body is not valid gzip: {error}", field="Content-Encoding") from None
+    if len(decoded) <= limit and (not decoder.eof or decoder.unused_data):
+        raise Invalid("the body is not one complete gzip member", field="Content-Encoding")
+    return decoded
+
+
+def _unzstd(raw: bytes, limit: int) -> bytes:
+    decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
+    try:
+        return decoder.stream_reader(io.BytesIO(raw), read_across_frames=True).read(limit + 1)
+    except zstandard.ZstdError as error:
+        raise Invalid(f"the body is not valid zstd: {error}", field="Content-Encoding") from None
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse ``raw``.
+
+    Raises:
+        Invalid: not strict JSON in UTF-8, or a string with NUL (the field is named).
+    """
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise Invalid(f"the body is not valid JSON: {error.msg} at byte {error.pos}") from None
+    if b"\\u0000" in raw and (path := _path_of_nul(document, "")) is not None:
+        raise Invalid("strings must not contain NUL", field=path or None)
+    return document
+
+
+def _path_of_nul(value: Any, path: str) -> str | None:
+    if isinstance(value, str):
+        return path if "\0" in value else None
+    if isinstance(value, dict):
+        entries: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        for key, inner in entries.items():
+            here = f"{path}.{key}" if path else key
+            if "\0" in key or (found := _path_of_nul(inner, here)) is not None:
+                return here.replace("\0", "\\u0000") if "\0" in key else found
+    elif isinstance(value, list):
+        items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+        for index, inner in enumerate(items):
+            if (found := _path_of_nul(inner, f"{path}[{index}]")) is not None:
+                return found
+    return None
+
+
+def field_path(location: Iterable[str | int]) -> str:
+    """Return ``("lora", "ranks", 3)`` as ``lora.ranks[3]``."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def invalid_from(errors: Iterable[Mapping[str, Any]]) -> Invalid:
+    """Return the refusal for pydantic's ``errors``: the first one, with its field; inputs are never repeated."""
+    first = next(iter(errors))
+    location = tuple(first["loc"])
+    source, *rest = location if location else ("body",)
+    path = field_path(rest if source in ("body", "query", "path", "header") else location)
+    reason = first["msg"].removeprefix("Value error, ")
+    match first["type"]:
+        case "extra_forbidden":
+            reason = f"unknown field {path}"
+        case "missing" if not path:
+            reason = "a JSON body is required"
+        case _ if path:
+            reason = f"{path}: {reason[:1].lower()}{reason[1:]}"
+        case _:
+            pass
+    return Invalid(reason, field=path or None)

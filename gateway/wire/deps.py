@@ -1,0 +1,125 @@
+"""What requests get from the application: the lifespan's state, the caller, one unit of work.
+
+``Reading`` and ``Writing`` are left before the response is sent, so a client that has an answer has a durable one.
+Long polls and engine calls take neither; they open short units themselves through ``DatabaseDep``.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, TypedDict
+
+from fastapi import Depends, Header, Request, Security
+from fastapi.security import HTTPBearer
+
+from gateway.auth.keys import Keyring, require
+from gateway.core.catalog import Catalog
+from gateway.core.clock import Clock
+from gateway.core.errors import Invalid
+from gateway.core.futures import Futures
+from gateway.core.ports import Database, Engines, Prices, UnitOfWork
+from gateway.core.principals import Principal, Scope
+from gateway.wire.idempotency import FirstAnswers
+
+MAX_IDEMPOTENCY_KEY = 255
+
+
+class State(TypedDict):
+    """What lives as long as the application. ``gateway.app`` fills it; every request sees it."""
+
+    database: Database
+    engines: Engines
+    futures: Futures
+    catalog: Catalog
+    prices: Prices
+    clock: Clock
+    keyring: Keyring
+    first_answers: FirstAnswers
+    max_body_bytes: int
+
+
+def _database(request: Request) -> Database:
+    return request.state.database
+
+
+def _engines(request: Request) -> Engines:
+    return request.state.engines
+
+
+def _futures(request: Request) -> Futures:
+    return request.state.futures
+
+
+def _catalog(request: Request) -> Catalog:
+    return request.state.catalog
+
+
+def _prices(request: Request) -> Prices:
+    return request.state.prices
+
+
+def _clock(request: Request) -> Clock:
+    return request.state.clock
+
+
+def _first_answers(request: Request) -> FirstAnswers:
+    return request.state.first_answers
+
+
+DatabaseDep = Annotated[Database, Depends(_database)]
+EnginesDep = Annotated[Engines, Depends(_engines)]
+FuturesDep = Annotated[Futures, Depends(_futures)]
+CatalogDep = Annotated[Catalog, Depends(_catalog)]
+PricesDep = Annotated[Prices, Depends(_prices)]
+ClockDep = Annotated[Clock, Depends(_clock)]
+FirstAnswersDep = Annotated[FirstAnswers, Depends(_first_answers)]
+
+
+async def _reading(request: Request) -> AsyncIterator[UnitOfWork]:
+    async with _database(request).read() as unit:
+        yield unit
+
+
+async def _writing(request: Request) -> AsyncIterator[UnitOfWork]:
+    async with _database(request).write() as unit:
+        yield unit
+
+
+Reading = Annotated[UnitOfWork, Depends(_reading, scope="function")]
+Writing = Annotated[UnitOfWork, Depends(_writing, scope="function")]
+
+
+bearer = HTTPBearer(auto_error=False, description="An API key: tml-...")
+
+
+def _caller(request: Request, _: Annotated[object, Security(bearer)]) -> Principal:
+    """Return whom ``wire.routes`` authenticated; the security scheme is here for the OpenAPI page."""
+    return request.state.principal
+
+
+Caller = Annotated[Principal, Depends(_caller)]
+
+
+def _trainer_caller(principal: Caller) -> Principal:
+    require(principal, Scope.TRAIN)
+    return principal
+
+
+def _inference_caller(principal: Caller) -> Principal:
+    require(principal, Scope.INFERENCE)
+    return principal
+
+
+TrainCaller = Annotated[Principal, Depends(_trainer_caller)]
+InferenceCaller = Annotated[Principal, Depends(_inference_caller)]
+
+
+def _idempotency_key(idempotency_key: Annotated[str | None, Header()] = None) -> str | None:
+    if idempotency_key is not None and not (
+        1 <= len(idempotency_key) <= MAX_IDEMPOTENCY_KEY and idempotency_key.isascii() and idempotency_key.isprintable()
+    ):
+        raise Invalid(
+            f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters", field="Idempotency-Key"
+        )
+    return idempotency_key
+
+
+IdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]

@@ -1,0 +1,1 @@
+"""The native REST dialect, mounted at ``/training/v1``: the complete surface."""

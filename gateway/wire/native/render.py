@@ -1,0 +1,198 @@
+"""Core values as this dialect's responses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import assert_never
+
+from gateway.core.operations import Operation, Status
+from gateway.core.ports import Prices, UnitOfWork
+from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, Outcome, SaveResult
+from gateway.core.sampling import Generation, Target, TokenCounts
+from gateway.core.sessions import LoraConfig, Session
+from gateway.core.tensors import TensorData
+from gateway.core.usage import Meter, UsageFact
+from gateway.core.versions import Version
+from gateway.wire.metering import cost_nanos, quantities
+from gateway.wire.native.schemas import (
+    CanaryRead,
+    FailureRead,
+    ForwardRead,
+    LoadStateRead,
+    LoraRead,
+    OperationRead,
+    OptimStepRead,
+    ResultRead,
+    SampleUsageRead,
+    SaveRead,
+    SequenceRead,
+    SessionRead,
+    TensorRead,
+    VersionRead,
+)
+
+_UNRUN: Mapping[Status, FailureRead] = {
+    Status.SKIPPED: FailureRead(
+        code="operation_skipped",
+        kind="conflict",
+        message="the session stopped or failed before this operation ran",
+        field=None,
+        details={},
+    ),
+    Status.CANCELLED: FailureRead(
+        code="operation_cancelled", kind="conflict", message="this operation was cancelled", field=None, details={}
+    ),
+}
+
+
+def lora_read(lora: LoraConfig) -> LoraRead:
+    return LoraRead(**asdict(lora))
+
+
+async def session_read(unit: UnitOfWork, session: Session) -> SessionRead:
+    latest = None
+    if session.latest_version_id is not None:
+        latest = await unit.versions.get(session.project_id, session.latest_version_id)
+    return SessionRead(
+        id=session.id,
+        name=session.name,
+        base_model=session.base_model,
+        lora=lora_read(session.lora),
+        model_package_group=session.group,
+        status=session.status,
+        activity=session.activity,
+        created_at=session.created_at,
+        last_used_at=session.last_used_at,
+        expires_at=session.expires_at,
+        ttl_seconds=session.ttl_s,
+        user_metadata=dict(session.user_metadata),
+        applied_seq=session.applied_seq,
+        optimizer_step=session.optimizer_step,
+        latest_version=None if latest is None else latest.address,
+        latest_version_id=session.latest_version_id,
+        failure=session.failure,
+        order=session.order,
+    )
+
+
+def operation_read(operation: Operation, facts: Sequence[UsageFact], prices: Prices) -> OperationRead:
+    result, error = _outcome_read(operation.outcome)
+    return OperationRead(
+        id=operation.id,
+        session_id=operation.session_id,
+        seq=operation.seq,
+        kind=operation.kind,
+        status=operation.status,
+        created_at=operation.created_at,
+        started_at=operation.started_at,
+        finished_at=operation.finished_at,
+        queue_position=operation.queue_position,
+        waits_for_seq=operation.waits_for_seq,
+        result=result,
+        error=error or _UNRUN.get(operation.status),
+        usage=dict(quantities(facts)),
+        cost_nanos=cost_nanos(prices, facts),
+    )
+
+
+def _outcome_read(outcome: Outcome | None) -> tuple[ResultRead | None, FailureRead | None]:
+    match outcome:
+        case None:
+            return None, None
+        case ForwardResult():
+            outputs = [{name: _tensor_read(tensor) for name, tensor in row.items()} for row in outcome.outputs]
+            return ForwardRead(type="forward", loss_fn_outputs=outputs, metrics=dict(outcome.metrics)), None
+        case OptimStepResult():
+            return (
+                OptimStepRead(
+                    type="optim_step", optimizer_step=outcome.optimizer_step, metrics=dict(outcome.metrics)
+                ),
+                None,
+            )
+        case SaveResult():
+            return (
+                SaveRead(
+                    type="save",
+                    version=f"{outcome.group}@{outcome.number}",
+                    version_id=outcome.version_id,
+                    group=outcome.group,
+                    number=outcome.number,
+                ),
+                None,
+            )
+        case LoadStateResult():
+            return (
+                LoadStateRead(
+                    type="load_state",
+                    version_id=outcome.version_id,
+                    optimizer_step=outcome.optimizer_step,
+                    discarded_gradient=outcome.discarded_gradient,
+                ),
+                None,
+            )
+        case Failure():
+            return None, FailureRead(
+                code=outcome.code,
+                kind=outcome.kind,
+                message=outcome.message,
+                field=outcome.field,
+                details=dict(outcome.details),
+            )
+        case _:
+            assert_never(outcome)
+
+
+def _tensor_read(tensor: TensorData) -> TensorRead:
+    """Return the array as JSON numbers; they were checked when they were made, so they are not checked again."""
+    return TensorRead.model_construct(dtype=tensor.dtype.value, shape=list(tensor.shape), data=tensor.values().tolist())
+
+
+def version_read(version: Version) -> VersionRead:
+    return VersionRead(
+        id=version.id,
+        address=version.address,
+        group=version.group,
+        number=version.number,
+        kind=version.kind,
+        state=version.state,
+        session_id=version.session_id,
+        operation_id=version.operation_id,
+        parent_id=version.parent_id,
+        base_model=version.base_model,
+        lora=lora_read(version.lora),
+        seq=version.seq,
+        optimizer_step=version.optimizer_step,
+        manifest_sha256=version.manifest_sha256,
+        fingerprint=version.fingerprint,
+        size_bytes=version.size_bytes,
+        description=version.description,
+        created_at=version.created_at,
+        published_at=version.published_at,
+        canary=None if version.canary is None else CanaryRead(**asdict(version.canary)),
+    )
+
+
+def sequences_read(generation: Generation) -> list[SequenceRead]:
+    return [
+        SequenceRead(
+            tokens=list(sequence.tokens), logprobs=list(sequence.logprobs), stop_reason=sequence.stop_reason.value
+        )
+        for sequence in generation.sequences
+    ]
+
+
+def usage_read(counts: TokenCounts) -> SampleUsageRead:
+    return SampleUsageRead(
+        **{
+            Meter.PREFILL.value: counts.prompt - counts.cached,
+            Meter.CACHED_PREFILL.value: counts.cached,
+            Meter.SAMPLE.value: counts.sampled,
+        }
+    )
+
+
+def version_address(target: Target) -> str | None:
+    return None if target.version is None else target.version.address
+
+
+def version_id(target: Target) -> str | None:
+    return None if target.version is None else target.version.id

@@ -1,0 +1,136 @@
+"""Open, inspect and stop training sessions."""
+
+import secrets
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from gateway.core.catalog import BaseModel, Catalog
+from gateway.core.errors import Invalid
+from gateway.core.ids import SessionId, new_session_id
+from gateway.core.sessions import Activity, LoraConfig, OrderRule, Session, SessionStatus
+from gateway.core.versions import check_group_name
+from gateway.wire.deps import (
+    Caller,
+    CatalogDep,
+    ClockDep,
+    DatabaseDep,
+    IdempotencyKey,
+    Reading,
+    TrainCaller,
+    Writing,
+)
+from gateway.wire.idempotency import reused, request_digest
+from gateway.wire.native.render import session_read
+from gateway.wire.native.schemas import LoraCreate, PageQuery, SessionCreate, SessionPage, SessionRead
+from gateway.wire.routes import DialectRoute
+from gateway.wire.targets import SESSION_PREFIX, find_session
+
+router = APIRouter(route_class=DialectRoute, tags=["sessions"])
+
+
+async def _own_session(session_id: str, principal: Caller, database: DatabaseDep) -> Session:
+    async with database.read() as unit:
+        return await find_session(unit, principal.project_id, session_id)
+
+
+OwnSession = Annotated[Session, Depends(_own_session)]
+"""The caller's session that the path names by id or name, as it was when the request came in."""
+
+
+@router.post("/sessions", status_code=201)
+async def create_session(
+    body: SessionCreate,
+    principal: TrainCaller,
+    catalog: CatalogDep,
+    clock: ClockDep,
+    idempotency_key: IdempotencyKey,
+    unit: Writing,
+) -> SessionRead:
+    """Open a session. The same Idempotency-Key with the same body returns the session it opened."""
+    asked = request_digest("sessions", body.model_dump_json().encode())
+    if idempotency_key is not None:
+        known = await unit.sessions.by_idempotency_key(principal.project_id, idempotency_key)
+        if known is not None:
+            session, digest = known
+            if digest != asked:
+                raise reused()
+            return await session_read(unit, session)
+    model = catalog.get(body.base_model)
+    session_id = new_session_id()
+    now = clock.now()
+    session = Session(
+        id=session_id,
+        project_id=principal.project_id,
+        key_id=principal.key_id,
+        name=_checked_name(body.name, catalog),
+        base_model=model.name,
+        lora=_lora(body.lora, model),
+        group=session_id if body.model_package_group is None else check_group_name(body.model_package_group),
+        order=OrderRule.STRICT,
+        status=SessionStatus.RUNNING,
+        activity=Activity.IDLE,
+        created_at=now,
+        last_used_at=now,
+        ttl_s=body.ttl_seconds,
+        expires_at=None if body.ttl_seconds is None else now + timedelta(seconds=body.ttl_seconds),
+        user_metadata=body.user_metadata,
+        applied_seq=0,
+        optimizer_step=0,
+        window_broken_by=None,
+        snapshot=None,
+        latest_version_id=None,
+        failure=None,
+    )
+    await unit.sessions.add(session, idempotency_key=idempotency_key, request_digest=asked)
+    return await session_read(unit, session)
+
+
+def _checked_name(name: str | None, catalog: Catalog) -> str | None:
+    """Return ``name``, which must not read as a session id or as a base model: both come first where one is named."""
+    if name is not None and (name.startswith(SESSION_PREFIX) or name in catalog.models):
+        raise Invalid(f"name must not start with {SESSION_PREFIX!r} or be the name of a base model", field="name")
+    return name
+
+
+def _lora(lora: LoraCreate, model: BaseModel) -> LoraConfig:
+    if lora.rank > model.max_lora_rank:
+        raise Invalid(
+            f"rank must be at most {model.max_lora_rank} on {model.name}, got {lora.rank}",
+            code="rank_too_large",
+            field="lora.rank",
+            details={"limit": model.max_lora_rank, "got": lora.rank},
+        )
+    return LoraConfig(
+        rank=lora.rank,
+        alpha=lora.alpha,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
+        seed=secrets.randbits(48) if lora.seed is None else lora.seed,
+    )
+
+
+@router.get("/sessions")
+async def list_sessions(query: Annotated[PageQuery, Query()], principal: Caller, unit: Reading) -> SessionPage:
+    """List the project's sessions, newest first."""
+    after = None if query.after is None else SessionId(query.after)
+    sessions = await unit.sessions.page(principal.project_id, limit=query.limit, after=after)
+    return SessionPage(
+        data=[await session_read(unit, session) for session in sessions],
+        next=sessions[-1].id if len(sessions) == query.limit else None,
+    )
+
+
+@router.get("/sessions/{session_id}")
+async def read_session(session_id: str, principal: Caller, unit: Reading) -> SessionRead:
+    """Read one session, by id or name."""
+    return await session_read(unit, await find_session(unit, principal.project_id, session_id))
+
+
+@router.delete("/sessions/{session_id}")
+async def stop_session(session_id: str, principal: TrainCaller, clock: ClockDep, unit: Writing) -> SessionRead:
+    """Stop a session: what is queued is skipped, what runs finishes. Stopping twice is fine."""
+    session = await find_session(unit, principal.project_id, session_id)
+    return await session_read(unit, await unit.sessions.stop(principal.project_id, session.id, clock.now()))

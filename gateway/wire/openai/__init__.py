@@ -1,0 +1,1 @@
+"""The OpenAI dialect, mounted at ``/v1``: models, completions, chat completions."""

@@ -1,0 +1,255 @@
+"""From a request to what an engine is asked: who answers, does it fit, every sampling field said explicitly."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends
+
+from gateway.core.catalog import Catalog
+from gateway.core.clock import Clock
+from gateway.core.errors import Invalid, NotFound
+from gateway.core.ids import SampleId, SessionId, new_sample_id
+from gateway.core.ports import Database, Engines, Prices
+from gateway.core.principals import Principal
+from gateway.core.sampling import Target
+from gateway.core.validation import check_tokens
+from gateway.core.versions import parse_address
+from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, EnginesDep, InferenceCaller, PricesDep
+from gateway.wire.openai.schemas import MAX_SEQUENCES, ChatCreate, CompletionCreate, Prompt, SamplingCreate
+from gateway.wire.targets import find_session, find_target, session_target
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the older route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A request that may run. ``body`` is complete but for ``model`` and ``stream``."""
+
+    sample_id: SampleId
+    model: str  # as the caller wrote it
+    target: Target
+    session_id: SessionId | None
+    route: str
+    body: Mapping[str, Any]
+    prompt_tokens: int
+    sequences: int
+    include_usage: bool
+    return_token_ids: bool
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The exact weights that answer."""
+        version = self.target.version
+        return {
+            "X-Loopline-Version": f"base:{self.target.base.name}" if version is None else version.address,
+            "X-Loopline-Fingerprint": self.target.fingerprint,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Admits the requests of one caller."""
+
+    principal: Principal
+    database: Database
+    engines: Engines
+    catalog: Catalog
+    prices: Prices
+    clock: Clock
+
+    async def chat(self, asked: ChatCreate) -> Admitted:
+        """Admit a chat completion.
+
+        Raises:
+            Invalid, NotFound, Conflict: see ``find_model`` and ``fitting``.
+        """
+        limit, field = _limit(asked)
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise Invalid("top_logprobs needs logprobs to be true", field="top_logprobs")
+        if limit == 0:
+            raise Invalid("max_tokens must be at least 1", field=field)
+        target, session_id = await self.find_model(asked.model)
+        messages = [
+            {"role": "system" if turn.role == "developer" else turn.role, "content": turn.text}
+            for turn in asked.messages
+        ]
+        length = len(await self.engines.tokenize(target, {"messages": messages}))
+        room = fitting(target, length, limit, field)
+        body = {
+            "messages": messages,
+            "max_completion_tokens": room if limit is None else limit,
+            "logprobs": bool(asked.logprobs),
+            "top_logprobs": (asked.top_logprobs or 0) if asked.logprobs else None,
+            "add_generation_prompt": True,
+            "add_special_tokens": False,
+        }
+        return self._admitted(asked, target, session_id, "chat/completions", body, length, 1, echo=False)
+
+    async def completion(self, asked: CompletionCreate) -> Admitted:
+        """Admit a completion.
+
+        Raises:
+            Invalid, NotFound, Conflict: see ``find_model`` and ``fitting``.
+        """
+        if asked.max_tokens == 0 and not asked.echo:
+            raise Invalid("max_tokens may be 0 only with echo, to score the prompt", field="max_tokens")
+        if asked.echo and asked.return_token_ids:
+            raise Invalid("return_token_ids is not available with echo", field="return_token_ids")
+        target, session_id = await self.find_model(asked.model)
+        lengths = await self._prompt_lengths(target, asked.prompt)
+        longest = max(lengths)
+        room = fitting(target, longest, asked.max_tokens, "max_tokens")
+        limit = min(DEFAULT_COMPLETION_TOKENS, room) if asked.max_tokens is None else asked.max_tokens
+        body = {
+            "prompt": asked.prompt[0] if len(asked.prompt) == 1 else asked.prompt,
+            "max_tokens": limit,
+            "logprobs": asked.logprobs,
+            "echo": bool(asked.echo),
+            "add_special_tokens": True,
+        }
+        return self._admitted(
+            asked, target, session_id, "completions", body, sum(lengths), len(lengths), echo=bool(asked.echo)
+        )
+
+    async def find_model(self, model: str) -> tuple[Target, SessionId | None]:
+        """Return what answers for ``model``: a base model, a live session by id or name, or ``group@n``.
+
+        Raises:
+            NotFound: ``model_not_found``.
+            Conflict: the session stopped or has no published version; the version is not published.
+        """
+        if model in self.catalog.models:
+            return Target(base=self.catalog.models[model], version=None), None
+        ports = (self.database, self.engines, self.catalog, self.clock)
+        try:
+            if parse_address(model) is not None:
+                return await find_target(*ports, self.principal.project_id, model, field="model"), None
+            async with self.database.read() as unit:
+                session = await find_session(unit, self.principal.project_id, model)
+            return await session_target(*ports, session, field="model"), session.id
+        except NotFound:
+            raise NotFound("no such model, or not yours", code="model_not_found", field="model") from None
+
+    async def _prompt_lengths(self, target: Target, prompts: Sequence[Prompt]) -> list[int]:
+        lengths: list[int] = []
+        for index, prompt in enumerate(prompts):
+            field = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
+            if isinstance(prompt, str):
+                length = len(await self.engines.tokenize(target, {"prompt": prompt}))
+            else:
+                check_tokens(prompt, target.base, field=field)
+                length = len(prompt)
+            if length == 0:
+                raise Invalid(f"{field} must hold at least one token", field=field)
+            lengths.append(length)
+        return lengths
+
+    def _admitted(
+        self,
+        asked: SamplingCreate,
+        target: Target,
+        session_id: SessionId | None,
+        route: str,
+        body: Mapping[str, Any],
+        prompt_tokens: int,
+        prompts: int,
+        *,
+        echo: bool,
+    ) -> Admitted:
+        _check(asked, target, prompts)
+        return Admitted(
+            sample_id=new_sample_id(),
+            model=asked.model,
+            target=target,
+            session_id=session_id,
+            route=route,
+            body={**body, **_sampling(asked), "return_token_ids": not echo},
+            prompt_tokens=prompt_tokens,
+            sequences=prompts * (asked.n or 1),
+            include_usage=asked.stream_options is not None and bool(asked.stream_options.include_usage),
+            return_token_ids=bool(asked.return_token_ids),
+        )
+
+
+def fitting(target: Target, prompt_tokens: int, limit: int | None, field: str) -> int:
+    """Return how many tokens the context has left after a prompt.
+
+    Raises:
+        Invalid: ``context_length_exceeded``, with both numbers.
+    """
+    context = target.base.context_length
+    wanted = max(1, limit or 0)
+    if prompt_tokens + wanted > context:
+        raise Invalid(
+            f"this model's maximum context length is {context} tokens, but {prompt_tokens + wanted} were requested "
+            f"({prompt_tokens} in the prompt, {wanted} for the completion)",
+            code="context_length_exceeded",
+            field=field if prompt_tokens < context else "prompt" if field == "max_tokens" else "messages",
+            details={"limit": context, "got": prompt_tokens + wanted},
+        )
+    return context - prompt_tokens
+
+
+def _limit(asked: ChatCreate) -> tuple[int | None, str]:
+    if asked.max_completion_tokens is not None:
+        if asked.max_tokens not in (None, asked.max_completion_tokens):
+            raise Invalid("max_tokens and max_completion_tokens differ", field="max_tokens")
+        return asked.max_completion_tokens, "max_completion_tokens"
+    return asked.max_tokens, "max_tokens"
+
+
+def _check(asked: SamplingCreate, target: Target, prompts: int) -> None:
+    base = target.base
+    check_tokens(sorted(asked.logit_bias or ()), base, field="logit_bias")
+    if asked.top_k == 0 or (asked.top_k or 0) > base.vocab_size:
+        raise Invalid(f"top_k must be -1 or 1 to {base.vocab_size}, got {asked.top_k}", field="top_k")
+    if prompts * (asked.n or 1) > MAX_SEQUENCES:
+        raise Invalid(
+            f"prompts times n must be at most {MAX_SEQUENCES}, got {prompts * (asked.n or 1)}",
+            field="n",
+            details={"limit": MAX_SEQUENCES, "got": prompts * (asked.n or 1)},
+        )
+    if asked.temperature == 0 and (asked.n or 1) > 1:
+        raise Invalid("n must be 1 at temperature 0: all choices would be equal", field="n")
+    if asked.stream_options is not None and not asked.stream:
+        raise Invalid("stream_options needs stream to be true", field="stream_options")
+    if asked.stream and asked.prompt_logprobs is not None:
+        raise Invalid("prompt_logprobs is not available in a stream", field="prompt_logprobs")
+
+
+def _sampling(asked: SamplingCreate) -> Mapping[str, Any]:
+    """Return every sampling field, so that no default of an engine or a model decides."""
+    return {
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "top_k": -1 if asked.top_k is None else asked.top_k,
+        "min_p": 0.0 if asked.min_p is None else asked.min_p,
+        "presence_penalty": asked.presence_penalty or 0.0,
+        "frequency_penalty": asked.frequency_penalty or 0.0,
+        "repetition_penalty": 1.0,
+        "n": asked.n or 1,
+        "seed": asked.seed,
+        "stop": list(asked.stop or ()),
+        "logit_bias": {str(token): bias for token, bias in (asked.logit_bias or {}).items()} or None,
+        "prompt_logprobs": asked.prompt_logprobs,
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "skip_special_tokens": True,
+    }
+
+
+def _admission(
+    principal: InferenceCaller,
+    database: DatabaseDep,
+    engines: EnginesDep,
+    catalog: CatalogDep,
+    prices: PricesDep,
+    clock: ClockDep,
+) -> Admission:
+    return Admission(
+        principal=principal, database=database, engines=engines, catalog=catalog, prices=prices, clock=clock
+    )
+
+
+AdmissionDep = Annotated[Admission, Depends(_admission)]

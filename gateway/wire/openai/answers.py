@@ -1,0 +1,83 @@
+"""Answers in one piece: ask, record what was consumed, then answer. An Idempotency-Key returns the first answer."""
+
+from typing import Annotated
+
+import orjson
+from fastapi import Depends, Response
+from pydantic import BaseModel
+
+from gateway.core.errors import Invalid
+from gateway.core.ports import StoredSample
+from gateway.wire.deps import FirstAnswersDep, IdempotencyKey
+from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
+from gateway.wire.metering import record, sampling_facts
+from gateway.wire.openai.admission import Admission, AdmissionDep, Admitted
+from gateway.wire.openai.schemas import ChatCreate, CompletionCreate
+from gateway.wire.openai.streaming import streamed
+from gateway.wire.openai.translate import answer, counts_of
+
+
+class Answerer:
+    """Answers one request, streamed or in one piece."""
+
+    def __init__(self, admission: Admission, first_answers: FirstAnswers, idempotency_key: str | None) -> None:
+        self._admission = admission
+        self._first_answers = first_answers
+        self._key = idempotency_key
+
+    async def answer(self, asked: ChatCreate | CompletionCreate) -> Response:
+        """Raises Invalid, NotFound, Conflict, Unavailable."""
+        if asked.stream:
+            if self._key is not None:
+                raise Invalid("an Idempotency-Key is not available for streams", field="Idempotency-Key")
+            return await streamed(self._admission, await self._admit(asked))
+        project_id = self._admission.principal.project_id
+        digest = _digest(asked)
+        async with self._first_answers.turn(project_id, self._key):
+            stored = await stored_answer(self._admission.database, project_id, self._key, digest)
+            if stored is None:
+                stored = await self._compute(await self._admit(asked), digest)
+        headers, _, content = stored.partition(b"\n")
+        return Response(content, media_type="application/json", headers=orjson.loads(headers))
+
+    async def _admit(self, asked: ChatCreate | CompletionCreate) -> Admitted:
+        match asked:
+            case ChatCreate():
+                return await self._admission.chat(asked)
+            case CompletionCreate():
+                return await self._admission.completion(asked)
+
+    async def _compute(self, admitted: Admitted, digest: str) -> bytes:
+        """Return a line with the headers, then the body: what a repeated key answers with."""
+        admission = self._admission
+        document = await admission.engines.complete(admitted.target, admitted.route, admitted.body)
+        counts, now = counts_of(document["usage"]), admission.clock.now()
+        facts = sampling_facts(
+            counts,
+            sample_id=admitted.sample_id,
+            principal=admission.principal,
+            session_id=admitted.session_id,
+            target=admitted.target,
+            at=now,
+        )
+        body = answer(admitted, document, counts, int(now.timestamp()))
+        content = orjson.dumps(admitted.headers) + b"\n" + orjson.dumps(body)
+        async with admission.database.write() as unit:
+            if self._key is not None:
+                sample = StoredSample(id=admitted.sample_id, request_digest=digest, content=content)
+                kept = await keep_answer(unit, admission.principal.project_id, self._key, sample)
+                if kept is not content:  # another gateway answered first; that answer was paid for
+                    return kept
+            await record(unit, facts, session_id=admitted.session_id, at=now)
+        return content
+
+
+def _digest(asked: BaseModel) -> str:
+    return request_digest(f"openai/{type(asked).__name__}", asked.model_dump_json().encode())
+
+
+def _answerer(admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey) -> Answerer:
+    return Answerer(admission, first_answers, idempotency_key)
+
+
+AnswererDep = Annotated[Answerer, Depends(_answerer)]

@@ -1,0 +1,153 @@
+"""Which session and which exact version a request means. Shared by all dialects, so that they cannot differ.
+
+Whatever does not exist and whatever belongs to another project give one and the same refusal. Nothing here ever falls
+back to base weights.
+"""
+
+from gateway.core.catalog import Catalog
+from gateway.core.clock import Clock
+from gateway.core.errors import Conflict, GatewayError, Invalid, Kind, NotFound, Unavailable
+from gateway.core.ids import ProjectId, SessionId, VersionId
+from gateway.core.ports import CorruptArtifact, Database, Engines, UnitOfWork
+from gateway.core.results import Failure
+from gateway.core.sampling import Target
+from gateway.core.sessions import Session, SessionStatus
+from gateway.core.versions import CanaryReport, Version, VersionKind, VersionState, parse_address
+
+SESSION_PREFIX = "sess-"
+_LIVE = frozenset({SessionStatus.CREATING, SessionStatus.RUNNING})
+
+
+def is_live(session: Session) -> bool:
+    return session.status in _LIVE
+
+
+async def find_session(unit: UnitOfWork, project_id: ProjectId, reference: str) -> Session:
+    """Return the project's session with this id or name.
+
+    Raises:
+        NotFound: ``unknown_session``.
+    """
+    try:
+        if reference.startswith(SESSION_PREFIX):
+            return await unit.sessions.get(project_id, SessionId(reference))
+        session = await unit.sessions.by_name(project_id, reference)
+    except NotFound:
+        session = None
+    if session is None:
+        raise NotFound("no such session", code="unknown_session", field="session_id")
+    return session
+
+
+async def find_version(unit: UnitOfWork, project_id: ProjectId, reference: str, *, field: str = "version") -> Version:
+    """Return the project's version with this id or ``group@n`` address.
+
+    Raises:
+        NotFound: ``unknown_version``.
+    """
+    address = parse_address(reference)
+    try:
+        if address is not None:
+            return await unit.versions.by_address(project_id, *address)
+        return await unit.versions.get(project_id, VersionId(reference))
+    except NotFound:
+        raise NotFound("no such version", code="unknown_version", field=field) from None
+
+
+async def find_target(
+    database: Database,
+    engines: Engines,
+    catalog: Catalog,
+    clock: Clock,
+    project_id: ProjectId,
+    reference: str,
+    *,
+    field: str = "version",
+) -> Target:
+    """Return the version that ``reference`` names as something that can answer.
+
+    A version that was saved lazily goes through the publish gate now, at its first use.
+
+    Raises:
+        NotFound: ``unknown_version``, or its base model is no longer in the catalogue.
+        Conflict: ``version_not_published``: not sampler weights, rejected, or not through the gate yet.
+        Unavailable: no engine could judge it now.
+    """
+    async with database.read() as unit:
+        version = await find_version(unit, project_id, reference, field=field)
+        lazy = (
+            version.kind is VersionKind.ADAPTER
+            and version.state is VersionState.STAGED
+            and (await unit.operations.get(project_id, version.operation_id)).final
+        )
+    base = catalog.get(version.base_model)
+    if lazy:
+        version = await _publish_now(database, engines, clock, version)
+    if version.kind is not VersionKind.ADAPTER:
+        raise Conflict(
+            f"{version.address} is of kind {version.kind}; only a published adapter can answer",
+            code="version_not_published",
+            field=field,
+        )
+    if version.state is not VersionState.PUBLISHED:
+        raise Conflict(
+            f"{version.address} is {version.state}, not published", code="version_not_published", field=field
+        )
+    return Target(base=base, version=version)
+
+
+async def _publish_now(database: Database, engines: Engines, clock: Clock, version: Version) -> Version:
+    """Judge a staged version and record what was found; several callers at once record the same."""
+    try:
+        outcome: CanaryReport | Failure = await engines.publish(version)
+    except Unavailable:
+        raise
+    except CorruptArtifact as error:
+        outcome = Failure(kind=Kind.INTERNAL, code="corrupt_artifact", message=str(error))
+    except GatewayError as error:
+        outcome = Failure(kind=error.kind, code=error.code, message=error.message, details=error.details)
+    async with database.write() as unit:
+        current = await unit.versions.get(version.project_id, version.id)
+        if current.state is not VersionState.STAGED:
+            return current
+        match outcome:
+            case CanaryReport():
+                await unit.versions.publish(version.id, outcome, at=clock.now())
+            case Failure():
+                await unit.versions.reject(version.id, outcome, at=clock.now())
+        return await unit.versions.get(version.project_id, version.id)
+
+
+async def session_target(
+    database: Database,
+    engines: Engines,
+    catalog: Catalog,
+    clock: Clock,
+    session: Session,
+    *,
+    version: str | None = None,
+    field: str = "version",
+) -> Target:
+    """Return what answers for ``session``: the pinned ``version``, or its latest published one.
+
+    Raises:
+        Conflict: ``session_not_running``, ``no_published_version``, ``version_not_published``.
+        NotFound: the pinned version is unknown.
+        Invalid: ``base_model_mismatch``, the pinned version was trained on another base model.
+    """
+    session.require_running()
+    reference = version or session.latest_version_id
+    if reference is None:
+        raise Conflict(
+            f"session {session.id} has no published version yet; save_weights first",
+            code="no_published_version",
+            field=field,
+        )
+    target = await find_target(database, engines, catalog, clock, session.project_id, reference, field=field)
+    if target.base.name != session.base_model:
+        raise Invalid(
+            f"{reference} was trained on {target.base.name}, the session runs {session.base_model}",
+            code="base_model_mismatch",
+            field=field,
+        )
+    return target
