@@ -7,14 +7,18 @@ import platform
 import shutil
 import stat
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import migrations
+from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.core.errors import Unavailable
+import migrations
+from gateway.core.errors import GatewayError
+from gateway.engines.cpu_plugin import plugin_status
 from gateway.settings import Settings
+from gateway.store.database import open_database
+from gateway.store.durability import WeakDurability
 from gateway.supervisor.machine import installed_version
 from gateway.supervisor.ports import PortTaken, require_free
 from gateway.supervisor.records import RunDir
@@ -49,7 +53,7 @@ async def run_checks(settings: Settings) -> list[Check]:
     return [
         check_python(),
         check_packages(),
-        *await check_engine(),
+        check_engine(),
         check_disk(settings.data_dir),
         check_port(settings),
         check_master_key(settings),
@@ -80,6 +84,28 @@ def check_packages() -> Check:
     return Check(
         name="packages", verdict=Verdict.OK, found=", ".join(f"{name} {version}" for name, version in versions.items())
     )
+
+
+def check_engine() -> Check:
+    """vLLM is there, and on the CPU build the plugin without which mixed batches are answered wrongly."""
+    status = plugin_status()
+    if status.vllm_version is None:
+        return Check(
+            name="engine",
+            verdict=Verdict.WRONG,
+            found=status.reason,
+            advice="run `make setup` (CPU), or `pip install 'loopline-server[gpu]'` on a CUDA machine",
+        )
+    found = f"vLLM {status.vllm_version}"
+    if status.needed and not status.active:
+        return Check(
+            name="engine",
+            verdict=Verdict.WRONG,
+            found=f"{found} for CPU without Loopline's plugin: {status.reason}",
+            advice="run `make setup`; base and LoRA requests in one batch would be answered wrongly",
+        )
+    plugin = "CPU plugin active" if status.active else "CUDA build, needs no plugin"
+    return Check(name="engine", verdict=Verdict.OK, found=f"{found}, {plugin}")
 
 
 def check_disk(data_dir: Path) -> Check:
@@ -133,3 +159,31 @@ def check_master_key(settings: Settings) -> Check:
             advice=f"run: chmod 600 {path}",
         )
     return Check(name="master key", verdict=Verdict.OK, found=f"{path}, mode {mode:04o}")
+
+
+async def check_database(settings: Settings) -> Check:
+    """The database answers and its schema is the one this version knows."""
+    if settings.database_url is None and not (settings.data_dir / "loopline.db").exists():
+        return Check(name="database", verdict=Verdict.OK, found="none yet; the first start makes it (SQLite)")
+    url = settings.resolved_database_url
+    shown = make_url(url).render_as_string(hide_password=True)
+    try:
+        current = await asyncio.to_thread(migrations.check, url)
+        async with open_database(url, blob_dir=settings.blob_dir):
+            pass
+    except (SQLAlchemyError, GatewayError, WeakDurability, ValueError) as error:
+        problem = str(error).strip().splitlines()[0]
+        return Check(
+            name="database",
+            verdict=Verdict.WRONG,
+            found=f"{shown}: {problem}",
+            advice="check that the server runs and that LOOPLINE_DATABASE_URL is right",
+        )
+    if not current:
+        return Check(
+            name="database",
+            verdict=Verdict.WRONG,
+            found=f"{shown} has an older schema",
+            advice="run: loopline db upgrade (`loopline up` does it, too)",
+        )
+    return Check(name="database", verdict=Verdict.OK, found=f"{shown}, schema up to date")

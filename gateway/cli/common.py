@@ -1,6 +1,7 @@
 """What the commands share: options, settings, output for people and for machines, and one way to fail."""
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ from rich.table import Table
 
 from gateway.settings import Settings
 from gateway.store.database import SqlDatabase, open_database
+
+_PIPE_WIDTH = 240
 
 DataDir = Annotated[
     Path | None, typer.Option(help="Where database, models and logs are [default: .loopline, or LOOPLINE_DATA_DIR].")
@@ -39,8 +42,8 @@ def open_store(settings: Settings) -> AbstractAsyncContextManager[SqlDatabase]:
 
 
 def out() -> Console:
-    """Return the console for results."""
-    return Console()
+    """Return the console for results; in a pipe its lines are as long as they need to be."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def note() -> Console:
@@ -69,7 +72,7 @@ def print_table(
         return
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=column in ("id", *right))
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     console.print(table)

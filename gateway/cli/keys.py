@@ -51,10 +51,10 @@ def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         return
     now = SystemClock().now()
     rows = [
-        (key.id, key.name, key.project_id, " ".join(sorted(key.scopes)), ago(key.created_at), _standing(key, now))
+        (key.id, key.name, " ".join(sorted(key.scopes)), ago(key.created_at), _standing(key, now), key.project_id)
         for key in keys
     ]
-    print_table(["id", "name", "project", "scopes", "created", "standing"], rows, empty="No keys yet.")
+    print_table(["id", "name", "scopes", "created", "standing", "project"], rows, empty="No keys yet.")
 
 
 @app.command()

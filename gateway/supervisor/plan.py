@@ -195,8 +195,8 @@ def _trainer_environment(options: UpOptions, model: BaseModel, machine: Machine,
     environment = {
         "LOOPLINE_BASE_MODEL": model.name,
         "LOOPLINE_TRAINER_BACKEND": "scripted" if options.engine is EngineKind.SCRIPTED else "peft",
-        "LOOPLINE_TRAINER_THREADS": str(machine.trainer_threads),
-        "LOOPLINE_TRAINER_DEVICE": "cuda" if device is Device.GPU else "cpu",
+        "LOOPLINE_THREADS": str(machine.trainer_threads),
+        "LOOPLINE_DEVICE": "cuda" if device is Device.GPU else "cpu",
     }
     if options.trainer_gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = options.trainer_gpus

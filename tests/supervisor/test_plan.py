@@ -48,7 +48,7 @@ def test_engine_trainer_and_gateway_start_in_this_order() -> None:
 def test_two_cores_are_both_used_by_engine_and_trainer() -> None:
     engine, trainer, _ = plan_of(TWO_CORES).processes
     assert engine.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
-    assert trainer.environment["LOOPLINE_TRAINER_THREADS"] == "2"
+    assert trainer.environment["LOOPLINE_THREADS"] == "2"
 
 
 def test_many_cores_are_split_in_halves() -> None:
