@@ -1,0 +1,55 @@
+"""A two-layer Llama with 512 tokens: big enough to have every part, small enough for milliseconds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gateway.core.catalog import BaseModel
+from tests.trainer.builders import tiny_base
+from trainer.peft_backend import PeftBackend, configure_torch
+
+SMALL = LlamaConfig(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=32,
+    max_position_embeddings=256,
+    initializer_range=0.2,
+    tie_word_embeddings=True,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _deterministic_torch() -> None:
+    configure_torch(threads=1)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny-model")
+    torch.manual_seed(11)
+    LlamaForCausalLM(SMALL).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def base(model_dir: Path) -> BaseModel:
+    return tiny_base(model_dir)
+
+
+@pytest.fixture
+def backend(base: BaseModel) -> PeftBackend:
+    return make_backend(base)
+
+
+def make_backend(base: BaseModel, micro_batch_tokens: int = 128) -> PeftBackend:
+    return PeftBackend(
+        base, device=torch.device("cpu"), compute_dtype=base.dtype, micro_batch_tokens=micro_batch_tokens
+    )

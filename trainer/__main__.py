@@ -1,0 +1,115 @@
+"""``python -m trainer``: read settings, build the backend, run the loop until SIGTERM or SIGINT."""
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from gateway import logs
+from gateway.core.catalog import BaseModel, CatalogError, parse_catalog
+from gateway.core.clock import SystemClock
+from gateway.core.errors import NotFound
+from gateway.store.artifacts import LocalArtifacts
+from gateway.store.database import open_database
+from trainer.backend import TrainingBackend
+from trainer.kernels import Kernels
+from trainer.loop import Limits, Trainer
+from trainer.operation_log import OperationLog
+from trainer.settings import TrainerSettings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit status: 0 after a clean stop, 2 when the settings are wrong."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Run a base model's training sessions.")
+    parser.add_argument("--backend", choices=("peft", "scripted"), default="peft", help="scripted needs no torch")
+    backend: str = parser.parse_args(arguments).backend
+    logs.configure()
+    settings = TrainerSettings()
+    try:
+        base = pick_base(settings)
+    except (OSError, CatalogError, NotFound) as error:
+        structlog.stdlib.get_logger("trainer").error("trainer_not_started", reason=str(error))
+        return 2
+    asyncio.run(_serve(settings, base, scripted=backend == "scripted"))
+    return 0
+
+
+def pick_base(settings: TrainerSettings) -> BaseModel:
+    """Return the base model to serve.
+
+    Raises:
+        OSError, CatalogError, NotFound: no catalogue, a wrong one, no such model, or several and none named.
+    """
+    catalog = parse_catalog(settings.resolved_catalog.read_text())
+    if settings.base_model is not None:
+        return catalog.get(settings.base_model)
+    if len(catalog.models) != 1:
+        raise CatalogError(f"LOOPLINE_BASE_MODEL must name one of: {', '.join(sorted(catalog.models)) or 'none'}")
+    return next(iter(catalog.models.values()))
+
+
+def make_backend(settings: TrainerSettings, base: BaseModel, *, scripted: bool) -> Callable[[], TrainingBackend]:
+    """Return a call that builds the backend; it must run in the kernel thread."""
+
+    def build() -> TrainingBackend:
+        if scripted:
+            from trainer.scripted import ScriptedBackend
+
+            return ScriptedBackend(base)
+        from trainer.peft_backend import PeftBackend, configure_torch, pick_device
+
+        configure_torch(settings.resolved_threads)
+        return PeftBackend(
+            base,
+            device=pick_device(settings.device),
+            compute_dtype=settings.compute_dtype or base.dtype,
+            micro_batch_tokens=settings.micro_batch_tokens,
+        )
+
+    return build
+
+
+async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) -> None:
+    stopping = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
+    events = structlog.stdlib.get_logger("trainer")
+    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    clock = SystemClock()
+    with Kernels() as kernels:
+        events.info("trainer_starting", base_model=base.name, owner=owner, backend="scripted" if scripted else "peft")
+        backend = await kernels.run(make_backend(settings, base, scripted=scripted))
+        async with open_database(settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock) as database:
+            trainer = Trainer(
+                backend=backend,
+                kernels=kernels,
+                log=OperationLog(
+                    database,
+                    clock,
+                    owner=owner,
+                    base_model=base.name,
+                    lease_s=settings.lease_s,
+                    stopping=stopping,
+                ),
+                wakeups=database.wakeups,
+                artifacts=LocalArtifacts(settings.artifact_dir),
+                clock=clock,
+                limits=Limits(
+                    heartbeat_s=settings.heartbeat_s,
+                    snapshot_after_s=settings.snapshot_after_s,
+                    max_resident=settings.max_resident,
+                ),
+                stopping=stopping,
+            )
+            events.info("trainer_ready", base_model=base.name, owner=owner)
+            await trainer.run()
+    events.info("trainer_stopped", base_model=base.name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

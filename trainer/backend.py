@@ -1,0 +1,97 @@
+"""What the loop needs from whatever computes. ``peft_backend`` is the real one, ``scripted`` a shipped stand-in.
+
+A backend holds the state of *resident* sessions in memory. It is driven from one thread, one call at a time, and knows
+session ids only: no projects, keys or database. A call that raises has changed nothing, unless its text says so.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gateway.core.canary import Canary
+from gateway.core.ids import SessionId
+from gateway.core.payloads import Forward, ForwardBackward, OptimStep
+from gateway.core.results import ForwardResult, OptimStepResult
+from gateway.core.sessions import LoraConfig
+
+
+class CorruptState(Exception):
+    """A stored session state is not what this code wrote for such a session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Of ``load_state``: the step counter now, and whether an accumulated gradient was thrown away."""
+
+    optimizer_step: int
+    discarded_gradient: bool
+
+
+class TrainingBackend(Protocol):
+    """Sessions on one base model.
+
+    Refusals that are the user's to mend are raised as ``GatewayError``; anything else is a defect.
+    """
+
+    def open(self, session_id: SessionId, lora: LoraConfig) -> None:
+        """Make a fresh session resident; its state depends on ``lora`` alone. Raises Invalid."""
+        ...
+
+    def close(self, session_id: SessionId) -> None:
+        """Forget a resident session."""
+        ...
+
+    def write_snapshot(self, session_id: SessionId, directory: Path) -> None:
+        """Write everything a later ``restore`` needs, an unfinished gradient window included."""
+        ...
+
+    def restore(self, session_id: SessionId, lora: LoraConfig, directory: Path) -> None:
+        """Make a session resident, bit-equal to when the snapshot was written. Raises CorruptState."""
+        ...
+
+    def forward(self, session_id: SessionId, payload: Forward) -> ForwardResult:
+        """Compute log-probabilities and loss; changes nothing."""
+        ...
+
+    def forward_backward(self, session_id: SessionId, payload: ForwardBackward) -> ForwardResult:
+        """As ``forward``, and add the gradient to the session's window.
+
+        Raises:
+            Invalid: ``non_finite_loss`` or ``non_finite_gradient``; the window is as before.
+        """
+        ...
+
+    def optim_step(self, session_id: SessionId, payload: OptimStep) -> OptimStepResult:
+        """Step on the window's gradient and end the window.
+
+        Raises:
+            Invalid: ``empty_window``; or ``non_finite_gradient``, which ends the window without a step.
+        """
+        ...
+
+    def discard_window(self, session_id: SessionId) -> bool:
+        """Throw the accumulated gradient away; return whether there was one."""
+        ...
+
+    def load_state(self, session_id: SessionId, directory: Path, *, optimizer: bool) -> Loaded:
+        """Take over the weights of a ``state`` version, and with ``optimizer`` its moments and step, else fresh ones.
+
+        The window ends. Raises CorruptState.
+        """
+        ...
+
+    def write_adapter(self, session_id: SessionId, directory: Path) -> Canary:
+        """Write the adapter as engines load it, and return its canary."""
+        ...
+
+    def write_merged(self, session_id: SessionId, directory: Path) -> None:
+        """Write a full model: base plus adapter, tokenizer and generation settings included."""
+        ...
+
+    def write_state(self, session_id: SessionId, directory: Path) -> None:
+        """Write a resumable ``state`` version: weights, moments and step, without an unfinished window."""
+        ...
+
+    def optimizer_step(self, session_id: SessionId) -> int:
+        """Return how many steps the session has taken."""
+        ...

@@ -1,0 +1,153 @@
+"""One operation to one backend call, and what came of it.
+
+A window of accumulated gradient ends with every optim_step and every load_state, also with failed ones: so a reader of
+the log knows from kinds and statuses alone what the window holds, and a replay can rebuild it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+from gateway.core.canary import Canary
+from gateway.core.errors import GatewayError, Internal, Invalid
+from gateway.core.payloads import (
+    Forward,
+    ForwardBackward,
+    LoadState,
+    OptimStep,
+    Payload,
+    Publish,
+    SaveState,
+    SaveWeights,
+)
+from gateway.core.results import Failure, LoadStateResult, Outcome
+from gateway.core.sessions import Session
+from gateway.core.versions import VersionKind
+from trainer.backend import CorruptState, TrainingBackend
+
+
+class Poison(Internal):
+    """An operation that was running when its trainer was lost, too often."""
+
+    default_code = "poison_operation"
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__(
+            f"the trainer was lost {attempts - 1} times while it ran this operation; it was given up",
+            details={"attempts": attempts},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """An outcome to record. ``trained_tokens`` are model-input tokens to count; 0 for a failure."""
+
+    outcome: Outcome
+    trained_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A version's files lie in the directory given. ``complete``: no publish gate stands before the operation's end."""
+
+    kind: VersionKind
+    group: str
+    description: str
+    canary: Canary | None
+    optimizer_step: int
+    complete: bool
+
+
+def run(backend: TrainingBackend, session: Session, payload: Payload, directory: Path) -> Done | Written:
+    """Run ``payload`` on a resident session.
+
+    Args:
+        directory: where a save writes its files, or where the state lies that a load reads; unused otherwise.
+
+    A refusal of the backend becomes a failure; a defect is raised.
+    """
+    try:
+        return _run(backend, session, payload, directory)
+    except GatewayError as error:
+        if ends_window(payload):
+            backend.discard_window(session.id)
+        return Done(outcome=failure_of(error))
+
+
+def replay(backend: TrainingBackend, session: Session, payload: Payload, directory: Path) -> None:
+    """Apply an operation again that the log calls completed; its result is known already.
+
+    Raises:
+        GatewayError: it does not succeed this time.
+    """
+    _run(backend, session, payload, directory)
+
+
+def ends_window(payload: Payload) -> bool:
+    """Whether the operation leaves no accumulated gradient, however it ends."""
+    return isinstance(payload, OptimStep | LoadState)
+
+
+def failure_of(error: GatewayError) -> Failure:
+    return Failure(kind=error.kind, code=error.code, message=error.message, field=error.field, details=error.details)
+
+
+def _run(backend: TrainingBackend, session: Session, payload: Payload, directory: Path) -> Done | Written:
+    match payload:
+        case Forward():
+            result = backend.forward(session.id, payload)
+            return Done(outcome=result, trained_tokens=sum(datum.length for datum in payload.data))
+        case ForwardBackward():
+            result = backend.forward_backward(session.id, payload)
+            return Done(outcome=result, trained_tokens=sum(datum.length for datum in payload.data))
+        case OptimStep():
+            if session.window_broken_by is not None:
+                raise _incomplete(session.window_broken_by)
+            return Done(outcome=backend.optim_step(session.id, payload))
+        case SaveWeights():
+            canary = None
+            if payload.merge:
+                backend.write_merged(session.id, directory)
+            else:
+                canary = backend.write_adapter(session.id, directory)
+            return Written(
+                kind=VersionKind.MERGED if payload.merge else VersionKind.ADAPTER,
+                group=payload.group,
+                description=payload.description,
+                canary=canary,
+                optimizer_step=backend.optimizer_step(session.id),
+                complete=payload.merge or payload.publish is Publish.LAZY,
+            )
+        case SaveState():
+            backend.write_state(session.id, directory)
+            return Written(
+                kind=VersionKind.STATE,
+                group=payload.group,
+                description=payload.description,
+                canary=None,
+                optimizer_step=backend.optimizer_step(session.id),
+                complete=True,
+            )
+        case LoadState():
+            try:
+                loaded = backend.load_state(session.id, directory, optimizer=payload.optimizer)
+            except CorruptState as error:
+                raise Internal(f"version {payload.version_id} cannot be read", code="corrupt_state") from error
+            return Done(
+                outcome=LoadStateResult(
+                    version_id=payload.version_id,
+                    optimizer_step=loaded.optimizer_step,
+                    discarded_gradient=loaded.discarded_gradient,
+                )
+            )
+        case _:
+            assert_never(payload)
+
+
+def _incomplete(seq: int) -> Invalid:
+    return Invalid(
+        f"forward_backward {seq} failed, so the accumulated gradient is incomplete; it was thrown away and no step was "
+        "taken. Later operations go on",
+        code="incomplete_window",
+        details={"seq": seq},
+    )

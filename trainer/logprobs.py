@@ -1,0 +1,88 @@
+"""Log-probabilities of given tokens, without ever holding ``[P, V]`` logits.
+
+P counts positions, H hidden features, V vocabulary, R the rank of a LoRA on the head. Positions go through the head in
+chunks of a fixed size; backward recomputes the logits, and only of positions that received a gradient. The forward
+bits therefore depend on nothing but the hidden states: not on the loss, nor on whether a gradient is wanted.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
+
+_CHUNK_BYTES = 64 * 1024 * 1024  # of float32 logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The unembedding. With LoRA the logits are ``h W^T + scale * (h A^T) B^T``, the second term in float32."""
+
+    weight_VH: Tensor
+    bias_V: Tensor | None = None
+    A_RH: Tensor | None = None
+    B_VR: Tensor | None = None
+    scale: float = 1.0
+
+    @property
+    def chunk(self) -> int:
+        """Positions per chunk: a property of the model alone."""
+        return max(16, _CHUNK_BYTES // (4 * self.weight_VH.shape[0]))
+
+
+def target_logprobs(hidden_PH: Tensor, targets_P: Tensor, head: Head) -> Tensor:
+    """Return float32 ``log_softmax(logits)[target]`` per position; differentiable in hidden states, A and B."""
+    return _TargetLogprobs.apply(hidden_PH, head.A_RH, head.B_VR, targets_P, head)  # pyright: ignore[reportReturnType]
+
+
+def _logits(hidden: Tensor, head: Head) -> Tensor:
+    """Return float32 logits; the base product runs in the head's own dtype, as engines compute it."""
+    logits = torch.nn.functional.linear(hidden.to(head.weight_VH.dtype), head.weight_VH, head.bias_V).float()
+    if head.A_RH is not None and head.B_VR is not None:
+        logits = logits.addmm(hidden.float() @ head.A_RH.T, head.B_VR.T, alpha=head.scale)
+    return logits
+
+
+class _TargetLogprobs(Function):
+    """The chunked product with a hand-written backward."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, hidden_PH: Tensor, A_RH: Tensor | None, B_VR: Tensor | None, targets_P: Tensor, head: Head
+    ) -> Tensor:
+        ctx.save_for_backward(hidden_PH, A_RH, B_VR, targets_P)  # pyright: ignore[reportArgumentType]
+        ctx.head = head  # pyright: ignore[reportAttributeAccessIssue]
+        result = torch.empty(hidden_PH.shape[0], dtype=torch.float32, device=hidden_PH.device)
+        for start in range(0, hidden_PH.shape[0], head.chunk):
+            rows = slice(start, start + head.chunk)
+            logits = _logits(hidden_PH[rows], head)
+            chosen = logits.gather(1, targets_P[rows, None]).squeeze(1)
+            result[rows] = chosen - logits.logsumexp(dim=1)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        hidden_PH, A_RH, B_VR, targets_P = ctx.saved_tensors
+        head: Head = ctx.head
+        grad_P: Tensor = grads[0]
+        wanted = grad_P.nonzero().squeeze(1)
+        d_hidden = torch.zeros_like(hidden_PH) if ctx.needs_input_grad[0] else None
+        d_A = torch.zeros_like(A_RH) if A_RH is not None else None
+        d_B = torch.zeros_like(B_VR) if B_VR is not None else None
+        for rows in wanted.split(head.chunk):
+            hidden = hidden_PH[rows]
+            logits = _logits(hidden, head)
+            d_logits = torch.softmax(logits, dim=1).mul_(-grad_P[rows, None])
+            d_logits[torch.arange(rows.shape[0], device=rows.device), targets_P[rows]] += grad_P[rows]
+            d_rows = d_logits.to(head.weight_VH.dtype) @ head.weight_VH if d_hidden is not None else None
+            if A_RH is not None and B_VR is not None and d_A is not None and d_B is not None:
+                d_inner = (d_logits @ B_VR) * head.scale
+                d_B += (d_logits.T @ (hidden.float() @ A_RH.T)) * head.scale
+                d_A += d_inner.T @ hidden.float()
+                if d_rows is not None:
+                    d_rows = d_rows.float() + d_inner @ A_RH
+            if d_hidden is not None and d_rows is not None:
+                d_hidden[rows] = d_rows.to(d_hidden.dtype)
+        return d_hidden, d_A, d_B, None, None

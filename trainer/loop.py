@@ -1,0 +1,235 @@
+"""The life of the process: claim, rebuild if needed, run, report, next.
+
+Everything that computes runs in the kernel thread; this loop and the heartbeat stay responsive meanwhile. A session's
+state in memory is trusted only while its lease was held without a break and the log says that nothing else happened:
+otherwise it is rebuilt from its last snapshot and the log, which gives the same bits.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from time import perf_counter
+
+import structlog
+
+from gateway.core.clock import Clock
+from gateway.core.errors import GatewayError, Kind, Unavailable
+from gateway.core.ids import SessionId, new_version_id
+from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, SaveState, SaveWeights
+from gateway.core.ports import StaleLease, Wakeups, Work
+from gateway.core.results import Failure
+from gateway.core.sessions import Session
+from gateway.core.usage import Meter, UsageFact
+from trainer import dispatch
+from trainer.artifacts import ArtifactWriter, Staged, save_version, write_snapshot
+from trainer.backend import TrainingBackend
+from trainer.dispatch import Done
+from trainer.heartbeat import beat
+from trainer.kernels import Kernels
+from trainer.operation_log import OperationLog
+from trainer.recovery import Recovery
+from trainer.residents import Resident, Residents
+
+MAX_ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The loop's numbers; see ``TrainerSettings``."""
+
+    heartbeat_s: float
+    snapshot_after_s: float
+    max_resident: int
+
+
+class Trainer:
+    """Runs operations until ``stopping`` is set, then parks what is resident."""
+
+    def __init__(
+        self,
+        *,
+        backend: TrainingBackend,
+        kernels: Kernels,
+        log: OperationLog,
+        wakeups: Wakeups,
+        artifacts: ArtifactWriter,
+        clock: Clock,
+        limits: Limits,
+        stopping: asyncio.Event,
+    ) -> None:
+        self._backend = backend
+        self._kernels = kernels
+        self._log = log
+        self._wakeups = wakeups
+        self._artifacts = artifacts
+        self._clock = clock
+        self._limits = limits
+        self._stopping = stopping
+        self._recovery = Recovery(backend=backend, kernels=kernels, log=log, artifacts=artifacts)
+        self._residents = Residents()
+        self._events = structlog.stdlib.get_logger("trainer")
+
+    async def run(self) -> None:
+        """Serve until told to stop; then finish the running operation, write snapshots and give the leases back."""
+        heartbeat = asyncio.create_task(
+            beat(self._log, self._residents, every_s=self._limits.heartbeat_s), name="heartbeat"
+        )
+        try:
+            seen = 0
+            while not self._stopping.is_set():
+                if heartbeat.done():
+                    heartbeat.result()
+                if not await self.step():
+                    seen = await self._idle(seen)
+            await self.park_all()
+        except Unavailable as error:  # the database is away and nobody waits for us: the next start rebuilds
+            if not self._stopping.is_set():
+                raise
+            self._events.warning("stopped_without_database", reason=error.message)
+        finally:
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+
+    async def step(self) -> bool:
+        """Run one operation if one is ready; return whether there was one."""
+        for session_id in self._residents.take_lost():
+            await self._drop(session_id)
+        work = await self._log.claim()
+        if work is None:
+            return False
+        with structlog.contextvars.bound_contextvars(session_id=work.session.id, operation_id=work.operation.id):
+            try:
+                await self._run(work)
+            except StaleLease:
+                self._events.warning("lease_lost", epoch=work.lease.epoch)
+                await self._drop(work.session.id)
+        return True
+
+    async def park_all(self) -> None:
+        """Write every resident session to disk and give its lease back."""
+        for resident in self._residents.all():
+            await self._park(resident)
+
+    async def _idle(self, seen: int) -> int:
+        """Wait for a commit, a moment (leases of lost trainers run out silently) or the end."""
+        woken = asyncio.create_task(self._wakeups.wait(seen, self._limits.heartbeat_s))
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({woken, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return woken.result() if woken.done() else seen
+        finally:
+            woken.cancel()
+            stopped.cancel()
+            await asyncio.gather(woken, stopped, return_exceptions=True)
+
+    async def _run(self, work: Work) -> None:
+        try:
+            await self._bring_in(work)
+            started = perf_counter()
+            done = await self._execute(work)
+            seconds = perf_counter() - started
+        except (StaleLease, Unavailable):
+            raise
+        except Exception as error:  # a defect of ours ends one operation; what it left in memory is not trusted
+            await self._drop(work.session.id)
+            await self._report(work, Done(outcome=self._failure(error)))
+            return
+        await self._report(work, done)
+        self._events.info("operation_done", kind=work.operation.kind.value, seq=work.operation.seq, seconds=seconds)
+        await self._remember(work, seconds)
+
+    async def _bring_in(self, work: Work) -> None:
+        """Make the session resident as of its ``applied_seq``, unless it is."""
+        session = work.session
+        if work.attempts > MAX_ATTEMPTS:
+            raise dispatch.Poison(work.attempts)
+        resident = self._residents.use(session.id)
+        if resident is not None:
+            if resident.lease == work.lease and resident.applied_seq == session.applied_seq:
+                return
+            await self._drop(session.id)
+        while len(self._residents) >= self._limits.max_resident:
+            await self._park(self._residents.oldest())
+        self._residents.add(Resident(lease=work.lease, applied_seq=session.applied_seq, snapshot=session.snapshot))
+        replay_s = await self._recovery.rebuild(work)
+        if (resident := self._residents.use(session.id)) is not None:
+            resident.replay_s = replay_s
+
+    async def _execute(self, work: Work) -> Done | Staged:
+        session, payload = work.session, work.payload
+        if isinstance(payload, SaveWeights | SaveState):
+            version_id, seq = new_version_id(), work.operation.seq
+            return await self._kernels.run(
+                lambda: save_version(
+                    self._artifacts, self._backend, session, payload, version_id=version_id, lease=work.lease, seq=seq
+                )
+            )
+        directory = await self._recovery.directory(session, payload)
+        return await self._kernels.run(lambda: dispatch.run(self._backend, session, payload, directory))
+
+    async def _report(self, work: Work, done: Done | Staged) -> None:
+        if isinstance(done, Staged):
+            try:
+                await self._log.stage(work, done.version, complete=done.complete)
+            except StaleLease:
+                await self._kernels.run(lambda: self._artifacts.remove(done.version.location))
+                raise
+            return
+        facts = [_fact(work, done.trained_tokens, self._clock)] if done.trained_tokens else []
+        await self._log.finish(work, done.outcome, facts)
+
+    async def _remember(self, work: Work, seconds: float) -> None:
+        """Note what is applied now, and write a snapshot when rebuilding this state would take too long."""
+        resident = self._residents.use(work.session.id)
+        if resident is None:
+            return
+        resident.applied_seq = work.operation.seq
+        if isinstance(work.payload, ForwardBackward | OptimStep | LoadState):
+            resident.replay_s += seconds
+        if resident.replay_s > self._limits.snapshot_after_s or isinstance(work.payload, SaveState):
+            await self._snapshot(resident)
+
+    async def _snapshot(self, resident: Resident) -> None:
+        previous, lease, seq = resident.snapshot, resident.lease, resident.applied_seq
+        if previous is not None and previous.seq == seq:
+            return
+        snapshot = await self._kernels.run(lambda: write_snapshot(self._artifacts, self._backend, lease, seq))
+        await self._log.snapshot_taken(lease, snapshot)
+        resident.snapshot, resident.replay_s = snapshot, 0.0
+        if previous is not None and previous.location != snapshot.location:
+            await self._kernels.run(lambda: self._artifacts.remove(previous.location))
+
+    async def _park(self, resident: Resident) -> None:
+        """Move a session to disk: whoever claims it next goes on from there."""
+        try:
+            await self._snapshot(resident)
+            await self._log.release(resident.lease)
+        except StaleLease:
+            self._events.warning("lease_lost", epoch=resident.lease.epoch)
+        await self._drop(resident.lease.session_id)
+
+    async def _drop(self, session_id: SessionId) -> None:
+        self._residents.remove(session_id)
+        await self._kernels.run(lambda: self._backend.close(session_id))
+
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, GatewayError):
+            return dispatch.failure_of(error)
+        self._events.error("operation_crashed", exc_info=error)
+        return Failure(
+            kind=Kind.INTERNAL, code="trainer_error", message="the trainer failed while running this operation"
+        )
+
+
+def _fact(work: Work, tokens: int, clock: Clock) -> UsageFact:
+    session: Session = work.session
+    return UsageFact(
+        source=work.operation.id,
+        meter=Meter.TRAIN,
+        quantity=tokens,
+        project_id=session.project_id,
+        key_id=work.operation.key_id,
+        session_id=session.id,
+        version_id=None,
+        base_model=session.base_model,
+        at=clock.now(),
+    )

@@ -1,0 +1,135 @@
+"""The trainer's view of the operation log: what to run, what came of it. The database may be away for a while.
+
+Every call waits for the database to come back, as long as the process is wanted. A report may therefore be sent twice,
+when the first one's answer was lost; the store takes it once.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import structlog
+
+from gateway.core.clock import Clock
+from gateway.core.errors import Unavailable
+from gateway.core.ids import VersionId
+from gateway.core.operations import Operation, Status
+from gateway.core.payloads import OperationKind, Payload
+from gateway.core.ports import Database, Lease, UnitOfWork, Work
+from gateway.core.results import Outcome, SaveResult
+from gateway.core.sessions import Activity, Session, Snapshot
+from gateway.core.usage import UsageFact
+from gateway.core.versions import NewVersion, Version
+
+T = TypeVar("T")
+_PAGE = 500
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_WINDOW_ENDING = frozenset({OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE})
+_REPLAYED = _WINDOW_ENDING | {OperationKind.FORWARD_BACKWARD}
+
+
+class OperationLog:
+    """Reads and fenced writes of one trainer process. ``stopping`` ends the patience with an absent database."""
+
+    def __init__(
+        self, database: Database, clock: Clock, *, owner: str, base_model: str, lease_s: float, stopping: asyncio.Event
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._owner = owner
+        self._base_model = base_model
+        self._lease_s = lease_s
+        self._stopping = stopping
+        self._log = structlog.stdlib.get_logger("trainer")
+
+    async def claim(self) -> Work | None:
+        return await self._write(
+            lambda unit: unit.work.claim(
+                owner=self._owner, base_model=self._base_model, lease_s=self._lease_s, at=self._clock.now()
+            )
+        )
+
+    async def renew(self) -> dict[str, int]:
+        """Extend this trainer's leases and its sign of life; return the epoch of every session still held."""
+
+        async def extend(unit: UnitOfWork) -> dict[str, int]:
+            now = self._clock.now()
+            await unit.locks.hold(f"trainer-{self._base_model}", owner=self._owner, lease_s=self._lease_s, at=now)
+            return dict(await unit.work.renew(owner=self._owner, lease_s=self._lease_s, at=now))
+
+        return await self._write(extend)
+
+    async def finish(self, work: Work, outcome: Outcome, facts: Sequence[UsageFact]) -> None:
+        """Record an outcome with its usage. Raises StaleLease."""
+        await self._write(
+            lambda unit: unit.work.finish(work.lease, work.operation, outcome, facts=facts, at=self._clock.now())
+        )
+
+    async def stage(self, work: Work, version: NewVersion, *, complete: bool) -> SaveResult:
+        """Register a staged version. Raises StaleLease."""
+        return await self._write(
+            lambda unit: unit.work.stage(work.lease, work.operation, version, complete=complete, at=self._clock.now())
+        )
+
+    async def snapshot_taken(self, lease: Lease, snapshot: Snapshot) -> None:
+        """Raises StaleLease."""
+        await self._write(lambda unit: unit.work.snapshot_taken(lease, snapshot))
+
+    async def set_activity(self, lease: Lease, activity: Activity) -> None:
+        """Raises StaleLease."""
+        await self._write(lambda unit: unit.work.set_activity(lease, activity))
+
+    async def release(self, lease: Lease) -> None:
+        await self._write(lambda unit: unit.work.release(lease))
+
+    async def payload(self, session: Session, operation: Operation) -> Payload:
+        return await self._read(lambda unit: unit.blobs.get_payload(session.project_id, operation.payload_digest))
+
+    async def version(self, session: Session, version_id: VersionId) -> Version:
+        """Raises NotFound."""
+        return await self._read(lambda unit: unit.versions.get(session.project_id, version_id))
+
+    async def to_replay(self, session: Session, after: int) -> Sequence[Operation]:
+        """Return, in order, what happened to a session after seq ``after`` that its state depends on.
+
+        These are the completed forward_backward, optim_step and load_state operations, and the failed ones of the
+        last two: they ended a window.
+        """
+
+        async def collect(unit: UnitOfWork) -> Sequence[Operation]:
+            found = list(await unit.work.completed_after(session.id, after))
+            at = after
+            while page := await unit.operations.page(session.project_id, session.id, limit=_PAGE, after_seq=at):
+                found.extend(o for o in page if o.status is Status.FAILED and o.kind in _WINDOW_ENDING)
+                at = page[-1].seq
+            return sorted(
+                (o for o in found if o.seq <= session.applied_seq and o.kind in _REPLAYED), key=lambda o: o.seq
+            )
+
+        return await self._read(collect)
+
+    async def _read(self, action: Callable[[UnitOfWork], Awaitable[T]]) -> T:
+        async def attempt() -> T:
+            async with self._database.read() as unit:
+                return await action(unit)
+
+        return await self._patiently(attempt)
+
+    async def _write(self, action: Callable[[UnitOfWork], Awaitable[T]]) -> T:
+        async def attempt() -> T:
+            async with self._database.write() as unit:
+                return await action(unit)
+
+        return await self._patiently(attempt)
+
+    async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await attempt()
+            except Unavailable as error:
+                if self._stopping.is_set():
+                    raise
+                self._log.warning("database_unavailable", reason=error.message, retry_in_s=pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

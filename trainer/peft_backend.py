@@ -1,0 +1,301 @@
+"""The real backend: torch and PEFT, many sessions on one frozen base model.
+
+The base computes in the compute dtype; masters, gradients, moments and everything after the head's product are float32.
+There is no dropout and no other randomness after a session's first tensors. Suffixes as in ``batching``.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from gateway.core.canary import Canary
+from gateway.core.catalog import BaseModel
+from gateway.core.errors import Invalid
+from gateway.core.ids import SessionId
+from gateway.core.payloads import Forward, ForwardBackward, OptimStep
+from gateway.core.results import ForwardResult, OptimStepResult
+from gateway.core.sessions import LoraConfig
+from gateway.core.tensors import TensorData
+from trainer import canary_tokens, merge, optim, snapshots, stage
+from trainer.adapters import AdapterBank
+from trainer.backend import CorruptState, Loaded
+from trainer.batching import MicroBatch, assemble, plan, to_data
+from trainer.logprobs import target_logprobs
+from trainer.losses import token_losses, trained_positions
+from trainer.metrics import Report
+from trainer.tenants import Tenant
+
+_CANARY_ADAPTER = "canary"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def configure_torch(threads: int) -> None:
+    """Make torch deterministic, process-wide. Call it in the thread that computes, before anything else.
+
+    Equal thread counts on equal machines give equal bits; that is what recovery by replay stands on.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before writing it
+    torch.set_float32_matmul_precision("highest")
+
+
+def pick_device(wanted: str) -> torch.device:
+    """Return the device; ``auto`` takes the first CUDA device when there is one."""
+    if wanted == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    return torch.device(wanted)
+
+
+class PeftBackend:
+    """``TrainingBackend`` on torch. ``micro_batch_tokens`` bounds the padded tokens computed at once."""
+
+    def __init__(
+        self, base: BaseModel, *, device: torch.device, compute_dtype: str, micro_batch_tokens: int = 2048
+    ) -> None:
+        self._base = base
+        self._device = device
+        self._micro_batch_tokens = micro_batch_tokens
+        self._model = AutoModelForCausalLM.from_pretrained(base.path, dtype=DTYPES[compute_dtype]).to(device).eval()
+        self._model.requires_grad_(False)
+        self._bank = AdapterBank(self._model)
+        self._tenants: dict[SessionId, Tenant] = {}
+        self._check_head()
+
+    def open(self, session_id: SessionId, lora: LoraConfig) -> None:
+        self._bank.attach(session_id, lora)
+        self._tenants[session_id] = Tenant(lora=lora, moments=optim.Moments.zeros(self._masters(session_id)))
+
+    def close(self, session_id: SessionId) -> None:
+        if self._tenants.pop(session_id, None) is not None:
+            self._bank.detach(session_id)
+
+    def optimizer_step(self, session_id: SessionId) -> int:
+        return self._tenants[session_id].moments.step
+
+    def forward(self, session_id: SessionId, payload: Forward) -> ForwardResult:
+        return self._compute(session_id, payload, train=False)
+
+    def forward_backward(self, session_id: SessionId, payload: ForwardBackward) -> ForwardResult:
+        masters = self._masters(session_id)
+        tenant = self._tenants[session_id]
+        try:
+            result = self._compute(session_id, payload, train=True)
+            gradients = [
+                torch.zeros_like(master, requires_grad=False) if master.grad is None else master.grad
+                for master in masters
+            ]
+            window = gradients if tenant.window is None else torch._foreach_add(tenant.window, gradients)  # pyright: ignore
+            if not math.isfinite(optim.global_norm(list(window))):
+                raise Invalid("the gradient of this batch is not finite", code="non_finite_gradient", field="data")
+            tenant.window = list(window)
+        finally:
+            for master in masters:
+                master.grad = None
+        tenant.recent = self._recent(payload)
+        return result
+
+    def optim_step(self, session_id: SessionId, payload: OptimStep) -> OptimStepResult:
+        tenant = self._tenants[session_id]
+        if tenant.window is None:
+            raise Invalid(
+                "optim_step needs a forward_backward since the last one: there is no gradient to step on",
+                code="empty_window",
+            )
+        window, tenant.window = tenant.window, None
+        norm = optim.step(self._masters(session_id), window, tenant.moments, payload)
+        if not math.isfinite(norm):
+            raise Invalid(
+                "the accumulated gradient is not finite; it was thrown away and no step was taken",
+                code="non_finite_gradient",
+            )
+        return OptimStepResult(
+            optimizer_step=tenant.moments.step,
+            metrics={"grad_norm:mean": norm, "learning_rate:mean": payload.learning_rate},
+        )
+
+    def discard_window(self, session_id: SessionId) -> bool:
+        tenant = self._tenants[session_id]
+        discarded, tenant.window = tenant.window is not None, None
+        return discarded
+
+    def write_snapshot(self, session_id: SessionId, directory: Path) -> None:
+        tenant = self._tenants[session_id]
+        snapshots.write(
+            directory,
+            snapshots.State(
+                lora=tenant.lora,
+                weights=self._bank.tensors(session_id),
+                moments=tenant.moments,
+                window=tenant.window,
+                recent=tenant.recent,
+            ),
+        )
+
+    def restore(self, session_id: SessionId, lora: LoraConfig, directory: Path) -> None:
+        state = snapshots.read(directory, self._shapes(lora))
+        if state.lora != lora:
+            raise CorruptState(f"snapshot was taken with {state.lora}, the session has {lora}")
+        self._bank.attach(session_id, lora, state.weights)
+        self._tenants[session_id] = Tenant(
+            lora=lora,
+            moments=self._on_device(state.moments),
+            window=None if state.window is None else [tensor.to(self._device) for tensor in state.window],
+            recent=state.recent,
+        )
+
+    def write_state(self, session_id: SessionId, directory: Path) -> None:
+        tenant = self._tenants[session_id]
+        snapshots.write(
+            directory,
+            snapshots.State(
+                lora=tenant.lora,
+                weights=self._bank.tensors(session_id),
+                moments=tenant.moments,
+                window=None,
+                recent=tenant.recent,
+            ),
+        )
+
+    def load_state(self, session_id: SessionId, directory: Path, *, optimizer: bool) -> Loaded:
+        tenant = self._tenants[session_id]
+        state = snapshots.read(directory, self._shapes(tenant.lora))
+        with torch.no_grad():
+            for name, master in self._bank.tensors(session_id).items():
+                master.copy_(state.weights[name])
+        masters = self._masters(session_id)
+        tenant.moments = self._on_device(state.moments) if optimizer else optim.Moments.zeros(masters)
+        discarded, tenant.window = tenant.window is not None, None
+        tenant.recent = state.recent
+        return Loaded(optimizer_step=tenant.moments.step, discarded_gradient=discarded)
+
+    def write_adapter(self, session_id: SessionId, directory: Path) -> Canary:
+        tenant = self._tenants[session_id]
+        adapter = stage.export(self._bank.tensors(session_id), tenant.lora, DTYPES[self._base.dtype])
+        stage.write_adapter(directory, adapter, self._base.name)
+        stage.validate(directory, self._bank.targets(tenant.lora), tenant.lora.rank)
+        tokens = tenant.recent or canary_tokens.fixed(self._base.vocab_size, self._base.context_length)
+        self._bank.attach(_CANARY_ADAPTER, replace(tenant.lora, alpha=float(adapter.alpha)), adapter.tensors)
+        try:
+            logprobs = self._score(_CANARY_ADAPTER, tokens)
+        finally:
+            self._bank.detach(_CANARY_ADAPTER)
+        return Canary(tokens=tokens, logprobs=logprobs, base_logprobs=self._score(None, tokens))
+
+    def write_merged(self, session_id: SessionId, directory: Path) -> None:
+        tenant = self._tenants[session_id]
+        merge.write_merged(
+            self._base.path,
+            directory,
+            self._bank.tensors(session_id),
+            tenant.lora.alpha / tenant.lora.rank,
+            head_path=self._bank.head_path,
+            embedding_path=self._bank.embedding_path,
+            tied=self._bank.head_tied,
+        )
+
+    def _compute(self, session_id: SessionId, payload: Forward | ForwardBackward, *, train: bool) -> ForwardResult:
+        """Run all micro-batches; with ``train`` leave the summed gradient in the masters' ``grad``."""
+        outputs: list[TensorData | None] = [None] * len(payload.data)
+        report = Report()
+        with self._computing(session_id, train=train):
+            for rows in plan([datum.length for datum in payload.data], self._micro_batch_tokens):
+                batch = assemble(payload.data, rows, self._device)
+                logprobs_P = self._logprobs(session_id, batch)
+                losses_P = token_losses(payload.loss_fn, logprobs_P, batch.inputs, payload.loss_fn_config)
+                _require_finite(losses_P, logprobs_P, batch)
+                if train:
+                    losses_P.sum().backward()  # pyright: ignore[reportUnknownMemberType]
+                trained_P = trained_positions(payload.loss_fn, batch.inputs)
+                report.add(losses_P, logprobs_P, batch.inputs.get("logprobs"), trained_P)
+                for row, values in zip(batch.rows, logprobs_P.detach().split(batch.lengths), strict=True):
+                    outputs[row] = to_data(values)
+        return ForwardResult(
+            outputs=tuple({"logprobs": output} for output in outputs if output is not None), metrics=report.metrics()
+        )
+
+    @contextmanager
+    def _computing(self, adapter: str | None, *, train: bool) -> Iterator[None]:
+        with self._bank.active(adapter), torch.set_grad_enabled(train):
+            yield
+
+    def _logprobs(self, adapter: str | None, batch: MicroBatch) -> Tensor:
+        """Return the target log-probabilities ``[P]`` under ``adapter``, which must be active."""
+        hidden_BTH: Tensor = self._model.base_model(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
+        return target_logprobs(hidden_BTH[batch.real_BT], batch.targets_P, self._bank.head(adapter))
+
+    def _score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+        """Return the log-probability of every token but the first, under an adapter or (None) the base."""
+        scores: list[tuple[float, ...]] = []
+        with self._computing(adapter, train=False):
+            for sequence in sequences:
+                tokens = torch.tensor([sequence], dtype=torch.int64, device=self._device)
+                batch = MicroBatch(
+                    rows=(0,),
+                    lengths=(len(sequence) - 1,),
+                    tokens_BT=tokens[:, :-1],
+                    real_BT=torch.ones_like(tokens[:, :-1], dtype=torch.bool),
+                    targets_P=tokens[0, 1:],
+                    inputs={},
+                )
+                scores.append(tuple(self._logprobs(adapter, batch).tolist()))
+        return tuple(scores)
+
+    def _check_head(self) -> None:
+        """Refuse a model whose logits are more than head times hidden state (scaled, capped): ours would differ."""
+        tokens = torch.tensor([canary_tokens.fixed(self._base.vocab_size, 17)[0]], device=self._device)
+        with torch.no_grad():
+            expected = self._model(input_ids=tokens[:, :-1]).logits[0].float().log_softmax(dim=-1)
+        expected_P = expected.gather(1, tokens[0, 1:, None]).squeeze(1)
+        found_P = torch.tensor(self._score(None, tokens.tolist())[0], device=self._device)
+        if not torch.allclose(found_P, expected_P, atol=2e-2, rtol=1e-3):
+            raise ValueError(f"{self._base.name}: this architecture changes its logits after the head; not supported")
+
+    def _recent(self, payload: ForwardBackward) -> tuple[tuple[int, ...], ...]:
+        """Return the canary's tokens from this batch, spread over its datums."""
+        stride = -(-len(payload.data) // canary_tokens.MAX_SEQUENCES)
+        order = [index for start in range(stride) for index in range(start, len(payload.data), stride)]
+        sequences = [[int(token) for token in payload.data[index].model_input.values()] for index in order[:64]]
+        return canary_tokens.from_sequences(sequences)
+
+    def _masters(self, session_id: SessionId) -> list[Any]:
+        return list(self._bank.tensors(session_id).values())
+
+    def _shapes(self, lora: LoraConfig) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for path, (out_features, in_features) in self._bank.targets(lora).items():
+            shapes[f"{path}.lora_A"] = (lora.rank, in_features)
+            shapes[f"{path}.lora_B"] = (out_features, lora.rank)
+        return shapes
+
+    def _on_device(self, moments: optim.Moments) -> optim.Moments:
+        return optim.Moments(
+            first=[tensor.to(self._device) for tensor in moments.first],
+            second=[tensor.to(self._device) for tensor in moments.second],
+            step=moments.step,
+        )
+
+
+def _require_finite(losses_P: Tensor, logprobs_P: Tensor, batch: MicroBatch) -> None:
+    bad_P = ~(torch.isfinite(losses_P) & ~torch.isnan(logprobs_P))
+    if not bad_P.any():
+        return
+    position = int(bad_P.nonzero()[0].item())
+    for datum, length in zip(batch.rows, batch.lengths, strict=True):
+        if position < length:
+            raise Invalid(
+                f"the loss of data[{datum}] is not finite at position {position}",
+                code="non_finite_loss",
+                field=f"data[{datum}]",
+                details={"datum": datum, "position": position},
+            )
+        position -= length

@@ -1,0 +1,95 @@
+"""A session's state, rebuilt: its last snapshot, then everything the log says happened since.
+
+Nothing is billed and no result is written again. Bodies come from the log, so the same machine computes the same bits.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import structlog
+
+from gateway.core.errors import GatewayError, Internal, Unavailable
+from gateway.core.operations import Operation, Status
+from gateway.core.payloads import LoadState, Payload
+from gateway.core.ports import CorruptArtifact, Work
+from gateway.core.sessions import Activity, Session
+from trainer import dispatch
+from trainer.artifacts import ArtifactWriter, read_snapshot
+from trainer.backend import CorruptState, TrainingBackend
+from trainer.kernels import Kernels
+from trainer.operation_log import OperationLog
+
+NOWHERE = Path("/nonexistent")  # the directory of a payload that neither reads nor writes one
+
+
+class Recovery:
+    """Makes sessions resident."""
+
+    def __init__(
+        self, *, backend: TrainingBackend, kernels: Kernels, log: OperationLog, artifacts: ArtifactWriter
+    ) -> None:
+        self._backend = backend
+        self._kernels = kernels
+        self._log = log
+        self._artifacts = artifacts
+        self._events = structlog.stdlib.get_logger("trainer")
+
+    async def rebuild(self, work: Work) -> float:
+        """Make the session of ``work`` resident as of its ``applied_seq``; return the seconds the replay took.
+
+        Raises:
+            Invalid: the base model has no such layers to train.
+            Internal: ``recovery_failed``: a stored state cannot be read, or a replay did not succeed.
+            StaleLease: somebody else took over meanwhile.
+        """
+        session = work.session
+        operations = await self._log.to_replay(session, session.snapshot.seq if session.snapshot else 0)
+        if session.snapshot is None and not operations:
+            await self._kernels.run(lambda: self._backend.open(session.id, session.lora))
+            return 0.0
+        await self._log.set_activity(work.lease, Activity.RECOVERING)
+        started = perf_counter()
+        try:
+            await self._start(session)
+            for operation in operations:
+                await self._replay(session, operation)
+        except Unavailable:
+            raise
+        except (GatewayError, CorruptState, CorruptArtifact) as error:
+            raise Internal(f"the session's state cannot be rebuilt: {error}", code="recovery_failed") from error
+        seconds = perf_counter() - started
+        await self._log.set_activity(work.lease, Activity.ACTIVE)
+        self._events.info("session_recovered", replayed=len(operations), seconds=round(seconds, 3))
+        return seconds if operations else 0.0
+
+    async def directory(self, session: Session, payload: Payload) -> Path:
+        """Return the verified directory of the state that a load reads; ``NOWHERE`` for other payloads.
+
+        Raises:
+            NotFound, Internal: there is no such version, or it is corrupt.
+        """
+        if not isinstance(payload, LoadState):
+            return NOWHERE
+        version = await self._log.version(session, payload.version_id)
+        try:
+            await self._kernels.run(lambda: self._artifacts.verify(version.location, version.manifest_sha256))
+        except CorruptArtifact as error:
+            raise Internal(f"version {version.address} cannot be read", code="corrupt_state") from error
+        return self._artifacts.path(version.location)
+
+    async def _start(self, session: Session) -> None:
+        snapshot = session.snapshot
+        if snapshot is None:
+            await self._kernels.run(lambda: self._backend.open(session.id, session.lora))
+        else:
+            await self._kernels.run(lambda: read_snapshot(self._artifacts, self._backend, session, snapshot))
+
+    async def _replay(self, session: Session, operation: Operation) -> None:
+        if operation.status is Status.FAILED:  # an optim_step or load_state: all it did was to end the window
+            await self._kernels.run(lambda: self._backend.discard_window(session.id))
+            return
+        payload = await self._log.payload(session, operation)
+        directory = await self.directory(session, payload)
+        then = replace(session, window_broken_by=None)  # the operation completed: its window was whole
+        await self._kernels.run(lambda: dispatch.replay(self._backend, then, payload, directory))

@@ -1,0 +1,99 @@
+"""Adapters as engines load them: a standard PEFT directory, written and then checked by reading it back.
+
+Engines multiply by ``lora_alpha / r`` in their own dtype. A scale that is a power of two is exact there and stays in
+the config; any other is multiplied into B in float32 here, before the one cast, and the config says ``lora_alpha = r``.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gateway.core.sessions import LoraConfig
+
+CONFIG_NAME = "adapter_config.json"
+ADAPTER_NAME = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+class BadAdapter(Exception):
+    """A written adapter is not what engines can load; the text says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedAdapter:
+    """Tensors in the engine's dtype (names as in ``adapters``) and the config that goes with them."""
+
+    rank: int
+    alpha: int
+    tensors: Mapping[str, Tensor]
+
+
+def export(masters: Mapping[str, Tensor], lora: LoraConfig, dtype: torch.dtype) -> ExportedAdapter:
+    """Cast float32 masters to ``dtype``, once, folding the scale into B when engines could not apply it exactly."""
+    scale = lora.alpha / lora.rank
+    exact = math.frexp(scale)[0] == 0.5 and lora.alpha == int(lora.alpha)
+    tensors: dict[str, Tensor] = {}
+    for name, master in masters.items():
+        value = master.detach()
+        if name.endswith(".lora_B") and not exact:
+            value = value * scale
+        tensors[name] = value.to("cpu", dtype, copy=True).contiguous()
+    return ExportedAdapter(rank=lora.rank, alpha=int(lora.alpha) if exact else lora.rank, tensors=tensors)
+
+
+def write_adapter(directory: Path, adapter: ExportedAdapter, base_model: str) -> None:
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors``."""
+    paths = list(dict.fromkeys(name.rpartition(".")[0] for name in adapter.tensors))
+    config = PeftLoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        target_modules=sorted({path.rpartition(".")[2] for path in paths}),
+        base_model_name_or_path=base_model,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
+    config.save_pretrained(str(directory))
+    _rewrite_sorted(directory / CONFIG_NAME)
+    save_file(
+        {f"{_PREFIX}{name}.weight": tensor for name, tensor in adapter.tensors.items()},
+        directory / ADAPTER_NAME,
+        metadata={"format": "pt"},
+    )
+
+
+def _rewrite_sorted(path: Path) -> None:
+    """Make equal configs equal bytes: PEFT writes its target set in hash order."""
+    config: dict[str, Any] = json.loads(path.read_bytes())
+    config["target_modules"] = sorted(config["target_modules"])
+    path.write_text(json.dumps(config, indent=2, sort_keys=True))
+
+
+def validate(directory: Path, targets: Mapping[str, tuple[int, int]], rank: int) -> None:
+    """Read a written adapter back and check it against the modules it must adapt (path to out, in).
+
+    Raises:
+        BadAdapter: a tensor is missing, unknown, of the wrong shape, or holds a number that is not finite.
+    """
+    expected: dict[str, tuple[int, int]] = {}
+    for path, (out_features, in_features) in targets.items():
+        expected[f"{_PREFIX}{path}.lora_A.weight"] = (rank, in_features)
+        expected[f"{_PREFIX}{path}.lora_B.weight"] = (out_features, rank)
+    with safe_open(directory / ADAPTER_NAME, framework="pt") as file:
+        names = set(file.keys())
+        if wrong := sorted(names ^ expected.keys()):
+            raise BadAdapter(f"missing or unknown tensors: {', '.join(wrong[:5])}")
+        for name, shape in expected.items():
+            tensor: Tensor = file.get_tensor(name)
+            if tuple(tensor.shape) != shape:
+                raise BadAdapter(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")
+            if not torch.isfinite(tensor).all():
+                raise BadAdapter(f"{name} holds a number that is not finite")
