@@ -1,0 +1,128 @@
+"""The publisher: takes staged versions through the engines' gate and records what it found.
+
+One gateway worker at a time holds the lock ``publisher``. A mismatch rejects the version and fails its operation with
+both numbers; an engine that is away rejects nothing: the version waits and is tried again. No database unit is open
+while an engine works, so a publisher that dies half-way leaves the version as it was.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from gateway.core.clock import Clock
+from gateway.core.errors import GatewayError, Kind, Unavailable
+from gateway.core.ids import VersionId
+from gateway.core.ports import CorruptArtifact, Database, Engines, Wakeups
+from gateway.core.results import Failure
+from gateway.core.versions import CanaryReport, Version
+
+LOCK = "publisher"
+LEASE_S = 6.0
+RENEW_S = 2.0
+AT_ONCE = 32
+FIRST_RETRY_S = 0.25
+LAST_RETRY_S = 10.0
+
+_log = structlog.get_logger("publisher")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Retry:
+    """When (monotonic seconds) a version is tried again, and how long the wait before was."""
+
+    at: float
+    delay_s: float
+
+
+class Publisher:
+    """Publishes while it is entered (async context manager)."""
+
+    def __init__(self, database: Database, engines: Engines, wakeups: Wakeups, clock: Clock, owner: str) -> None:
+        self._database = database
+        self._engines = engines
+        self._wakeups = wakeups
+        self._clock = clock
+        self._owner = owner
+        self._retries: dict[VersionId, _Retry] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name="publisher")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._hold(0.0)  # the next holder need not wait for the lease to run out
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        seen = 0
+        while True:
+            try:
+                wait_s = await self.publish_waiting() if await self._hold(LEASE_S) else RENEW_S
+            except Exception:
+                # The edge of a background task: whatever broke (a database that is away), it must be tried again.
+                _log.exception("publisher_failed")
+                wait_s = RENEW_S
+            seen = await self._wakeups.wait(seen, wait_s)
+
+    async def publish_waiting(self) -> float:
+        """Take every due version through the gate; return after how many seconds to look again unless woken."""
+        async with self._database.read() as unit:
+            waiting = await unit.versions.awaiting_publication(AT_ONCE)
+        self._retries = {one.id: self._retries[one.id] for one in waiting if one.id in self._retries}
+        now = time.monotonic()
+        due = [one for one in waiting if one.id not in self._retries or self._retries[one.id].at <= now]
+        if due:
+            await self._publish_all(due)
+        delays = [retry.at - time.monotonic() for retry in self._retries.values()]
+        return max(0.0, min([RENEW_S, *delays]))
+
+    async def _publish_all(self, versions: Sequence[Version]) -> None:
+        keeper = asyncio.create_task(self._keep())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for version in versions:
+                    group.create_task(self._publish(version))
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+    async def _publish(self, version: Version) -> None:
+        try:
+            outcome: CanaryReport | Failure = await self._engines.publish(version)
+        except Unavailable as error:
+            before = self._retries.get(version.id)
+            delay_s = FIRST_RETRY_S if before is None else min(2 * before.delay_s, LAST_RETRY_S)
+            self._retries[version.id] = _Retry(at=time.monotonic() + delay_s, delay_s=delay_s)
+            _log.warning("publication_waits", version=version.id, code=error.code, retry_in_s=delay_s)
+            return
+        except CorruptArtifact as error:
+            outcome = Failure(kind=Kind.INTERNAL, code="corrupt_artifact", message=str(error))
+        except GatewayError as error:
+            outcome = Failure(kind=error.kind, code=error.code, message=error.message, details=error.details)
+        self._retries.pop(version.id, None)
+        async with self._database.write() as unit:
+            match outcome:
+                case CanaryReport():
+                    await unit.versions.publish(version.id, outcome, at=self._clock.now())
+                case Failure():
+                    await unit.versions.reject(version.id, outcome, at=self._clock.now())
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            await self._hold(LEASE_S)
+
+    async def _hold(self, lease_s: float) -> bool:
+        async with self._database.write() as unit:
+            return await unit.locks.hold(LOCK, owner=self._owner, lease_s=lease_s, at=self._clock.now())
