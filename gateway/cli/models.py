@@ -41,7 +41,7 @@ def prepare(
     engine_url: Annotated[list[str] | None, typer.Option(help="Its engines, for the catalogue.")] = None,
     dtype: Annotated[DTypeChoice, typer.Option(help="Number format of the base weights.")] = DTypeChoice.BFLOAT16,
     max_model_len: Annotated[int, typer.Option(min=8, help="Cap of the context, in tokens.")] = DEFAULT_MAX_MODEL_LEN,
-    max_lora_rank: Annotated[int, typer.Option(min=1, max=512)] = 32,
+    max_lora_rank: Annotated[int, typer.Option(min=1, max=256)] = 32,
     max_loras: Annotated[int, typer.Option(min=2, help="Adapters that one engine serves at once.")] = 4,
     data_dir: DataDir = None,
 ) -> None:

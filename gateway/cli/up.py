@@ -41,7 +41,7 @@ def up(
     max_model_len: Annotated[int, typer.Option(min=8, help="Cap of prompt plus answer, in tokens.")] = (
         DEFAULT_MAX_MODEL_LEN
     ),
-    max_lora_rank: Annotated[int, typer.Option(min=1, max=512, help="Largest LoRA rank of a session.")] = 32,
+    max_lora_rank: Annotated[int, typer.Option(min=1, max=256, help="Largest LoRA rank of a session.")] = 32,
     max_loras: Annotated[int, typer.Option(min=2, help="Adapters that one engine serves in one batch.")] = 4,
     kv_gib: Annotated[int, typer.Option(min=1, help="CPU: size of an engine's key-value cache, in GiB.")] = 2,
     gpu_memory: Annotated[

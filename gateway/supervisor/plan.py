@@ -15,6 +15,9 @@ from gateway.supervisor.options import DeviceChoice, EngineKind, UpOptions
 _GPU_MEMORY_SHARED = 0.6
 _GPU_MEMORY_ALONE = 0.9
 
+# The trainer that goes with each engine.
+_BACKENDS: Mapping[EngineKind, str] = {EngineKind.VLLM: "peft", EngineKind.SCRIPTED: "scripted"}
+
 # What a child must not learn from its parent's environment: it has no use for it.
 _SECRETS = ("LOOPLINE_MASTER_KEY", "LOOPLINE_ENGINE_KEY")
 
@@ -85,7 +88,7 @@ def make_plan(
     trainers = [
         Process(
             name=f"trainer-{model.name}" if several else "trainer",
-            command=(sys.executable, "-m", "trainer"),
+            command=(sys.executable, "-m", "trainer", "--backend", _BACKENDS[options.engine]),
             environment={**common, **_trainer_environment(options, model, machine, device)},
             probe_url=f"{gateway_url}/readyz",
             probe_key=None,
@@ -194,7 +197,6 @@ def _launch(kind: EngineKind, spec: EngineSpec) -> Launch:
 def _trainer_environment(options: UpOptions, model: BaseModel, machine: Machine, device: Device) -> Mapping[str, str]:
     environment = {
         "LOOPLINE_BASE_MODEL": model.name,
-        "LOOPLINE_TRAINER_BACKEND": "scripted" if options.engine is EngineKind.SCRIPTED else "peft",
         "LOOPLINE_THREADS": str(machine.trainer_threads),
         "LOOPLINE_DEVICE": "cuda" if device is Device.GPU else "cpu",
     }

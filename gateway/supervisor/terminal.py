@@ -89,7 +89,9 @@ def show_failure(console: Console, message: str, log: Path, lines: Sequence[str]
 
 def show_ready(console: Console, *, url: str, key: str, model: str, log_dir: Path, shared: bool) -> None:
     """Print where the gateway listens, the key, and what to paste into a shell, an OpenAI client and the SDK."""
-    console.print(f"\n[bold green]Loopline is ready[/] at [bold]{url}[/]  (API page: {url}/training/v1/docs)")
+    console.print(
+        f"\n[bold green]Loopline is ready[/] at [bold]{url}[/]  (API page: {url}/training/v1/docs)", soft_wrap=True
+    )
     console.print(f"Key: [bold]{key}[/]", soft_wrap=True)
     if shared:
         console.print("[yellow]It listens beyond this machine: put a TLS proxy in front of it.[/]")
