@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -91,7 +91,7 @@ def resolve(model: str, models_dir: Path) -> Path:
     """
     if (packaged := CATALOGUE.get(model)) is not None:
         return prepare(packaged, models_dir)
-    if (local := Path(model).expanduser()).is_dir():
+    if model and (local := Path(model).expanduser()).is_dir():
         return checked_directory(local.resolve())
     if HUB_ID.fullmatch(model):
         return download(model)
@@ -167,7 +167,7 @@ def check_chat(directory: Path, *, eos_token: str) -> None:
 def load_tokenizer(directory: Path, **options: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(directory), **options)
+    return cast(Any, AutoTokenizer).from_pretrained(str(directory), **options)
 
 
 def checked_directory(directory: Path) -> Path:
