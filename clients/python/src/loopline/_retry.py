@@ -4,12 +4,15 @@ Retrying is safe here because every request that does work carries a key under w
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import httpx
+
+log = logging.getLogger("loopline")
 
 RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -30,10 +33,10 @@ class RetryPolicy:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     uniform: Callable[[], float] = random.random
 
-    async def answer(self, attempt: Callable[[], Awaitable[httpx.Response]]) -> "Answer":
+    async def answer(self, attempt: Callable[[], Awaitable[httpx.Response]], during: str) -> "Answer":
         """Call ``attempt`` until it answers with anything that is not worth another try.
 
-        Returns the last answer, a retryable one too when time is up.
+        Returns the last answer, a retryable one too when time is up. Logs once that it waits, naming ``during``.
 
         Raises:
             httpx.TransportError: time is up and the last try got no answer.
@@ -48,13 +51,17 @@ class RetryPolicy:
                 ambiguous = ambiguous or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 if not self._again(started):
                     raise
+                trouble = f"no answer ({error or type(error).__name__})"
             else:
                 if response.status_code not in RETRYABLE_STATUSES:
                     return Answer(response, ambiguous)
                 ambiguous = ambiguous or response.status_code != 429
                 if not self._again(started):
                     return Answer(response, ambiguous)
+                trouble = f"status {response.status_code}"
                 retry_after_s = _seconds(response.headers.get("Retry-After"))
+            if tries == 0:
+                log.warning("%s: %s; trying again for up to %.0f s", during, trouble, self.give_up_after_s)
             await self.sleep(max(min(retry_after_s, self.cap_s), self._backoff_s(tries)))
             tries += 1
 

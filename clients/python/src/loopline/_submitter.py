@@ -21,6 +21,7 @@ from loopline.results import Billed
 B = TypeVar("B", bound=Billed)
 
 PENDING = frozenset({"queued", "running"})
+EARLY_POLL_S = 0.25  # a gateway that does not hold the poll is not to be hammered
 MAX_POLLS = 4  # held polls per session; operations finish in order, so few suffice
 
 
@@ -134,7 +135,10 @@ class Submitter:
         async with self._polls:
             # Also asked once when the submit's answer already says "completed": that one carries no result.
             while operation.status in PENDING or (operation.status == "completed" and operation.result is None):
+                asked = transport.retry.clock()
                 operation = await transport.get(Operation, path, during=during, wait=POLL_S)
+                if operation.status in PENDING and transport.retry.clock() - asked < POLL_S / 2:
+                    await transport.retry.sleep(EARLY_POLL_S)
                 if operation.status == "completed" and operation.result is None:
                     raise ResultMismatchError(f"{during}: completed without a result")
         if operation.result is None:

@@ -47,7 +47,7 @@ class Transport:
         transport: httpx.AsyncBaseTransport | None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self._retry = retry
+        self.retry = retry
         self._http = httpx.AsyncClient(
             base_url=self.base_url + MOUNT,
             headers={"Authorization": f"Bearer {api_key}"},
@@ -83,7 +83,7 @@ class Transport:
             return await self._http.request(method, path, content=content, params=params, headers=headers)
 
         try:
-            return await self._retry.answer(attempt)
+            return await self.retry.answer(attempt, during)
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise ConnectionFailed(f"{during}: no answer from {self.base_url}: {reason}", during) from error

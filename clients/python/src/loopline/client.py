@@ -261,6 +261,9 @@ class ServiceClient:
         return await self._connection.loop.run_async(work)
 
     async def _create(self, base_model: str, options: SessionOptions) -> TrainingClient:
+        unknown = options.keys() - SessionOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"unknown option {', '.join(sorted(unknown))}")
         name = options.get("training_session_name")
         if name is None and self._prefix is not None:
             name = f"{self._prefix}-{secrets.token_hex(4)}"

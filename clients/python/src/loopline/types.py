@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, SupportsIndex, TypeVar, cast, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -135,7 +135,9 @@ def _cast(values: Sequence[Any], dtype: DType) -> list[int] | list[float]:
 
 
 def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
+    return (
+        int(value) if isinstance(value, float) and value.is_integer() else operator.index(cast("SupportsIndex", value))
+    )
 
 
 class EncodedTextChunk(_Frozen):
