@@ -3,9 +3,9 @@
 import os
 import secrets
 import socket
+from asyncio import CancelledError, create_task
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from asyncio import CancelledError, create_task
 from pathlib import Path
 
 import structlog
@@ -43,7 +43,11 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[AppState]]
 def create_app(settings: Settings) -> FastAPI:
     """Return the application for ``settings``; nothing is opened before its lifespan starts."""
     app = FastAPI(
-        title="Loopline", lifespan=_lifespan(settings), openapi_url=None, docs_url=None, redoc_url=None,
+        title="Loopline",
+        lifespan=_lifespan(settings),
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
         redirect_slashes=False,
     )
     native_errors.install(app)

@@ -26,7 +26,7 @@ FRESH_S = 0.25
 
 def trainer_lock(base_model: str) -> str:
     """Return the name of the lock that a base model's trainer holds while it is alive."""
-    return f"trainer/{base_model}"
+    return f"trainer-{base_model}"
 
 
 class Readiness:

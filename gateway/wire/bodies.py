@@ -8,7 +8,7 @@ string, nesting deeper than 1024.
 import io
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import zstandard
@@ -128,14 +128,14 @@ def _path_of_nul(value: Any, path: str) -> str | None:
     if isinstance(value, str):
         return path if "\0" in value else None
     if isinstance(value, dict):
-        entries: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
-        for key, inner in entries.items():
+        for key, inner in cast("dict[str, Any]", value).items():
             here = f"{path}.{key}" if path else key
-            if "\0" in key or (found := _path_of_nul(inner, here)) is not None:
-                return here.replace("\0", "\\u0000") if "\0" in key else found
+            if "\0" in key:
+                return here.replace("\0", "\\u0000")
+            if (found := _path_of_nul(inner, here)) is not None:
+                return found
     elif isinstance(value, list):
-        items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
-        for index, inner in enumerate(items):
+        for index, inner in enumerate(cast("list[Any]", value)):
             if (found := _path_of_nul(inner, f"{path}[{index}]")) is not None:
                 return found
     return None

@@ -73,9 +73,7 @@ _BATCH_BODY = {
                                 "type": "object",
                                 "required": ["model_input", "loss_fn_inputs"],
                                 "properties": {
-                                    "model_input": {
-                                        "description": 'Token ids, or {"chunks": [{"tokens": [ids]}]}'
-                                    },
+                                    "model_input": {"description": 'Token ids, or {"chunks": [{"tokens": [ids]}]}'},
                                     "loss_fn_inputs": {
                                         "type": "object",
                                         "description": 'Name to numbers, or to {"dtype", "shape", "data"}',
@@ -108,9 +106,7 @@ def _batch(kind: type[Batch]) -> Callable[..., Any]:
     return parsed
 
 
-def _parse_and_check(
-    body: Any, kind: type[Batch], session: Session, catalog: Catalog
-) -> tuple[Batch, int | None]:
+def _parse_and_check(body: Any, kind: type[Batch], session: Session, catalog: Catalog) -> tuple[Batch, int | None]:
     payload, seq = parse_batch(body, kind)
     check_payload(payload, catalog.get(session.base_model))
     return payload, seq
@@ -192,7 +188,7 @@ async def create_save_weights(
     prices: PricesDep,
     unit: Writing,
 ) -> OperationRead:
-    """Queue a save of sampler weights (or a merged model) as a new version; eager ones complete when engines serve it."""
+    """Queue a save as a new version; an eager one completes when the engines serve it."""
     payload = SaveWeights(
         group=session.group if body.model_package_group is None else body.model_package_group,
         merge=body.merge_weights,

@@ -6,7 +6,7 @@ made per number. Errors still name the exact place: ``data[3].loss_fn_inputs.wei
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gateway.core.errors import Invalid
 from gateway.core.payloads import Forward, ForwardBackward, LossFn
@@ -40,9 +40,7 @@ def _loss_fn(name: Any) -> LossFn:
     known = [loss.value for loss in LossFn]
     if name not in known:
         shown = repr(name[:80]) if isinstance(name, str) else "a value that is not text"
-        raise Invalid(
-            f"no loss function {shown}; known: {', '.join(known)}", code="unknown_loss_fn", field="loss_fn"
-        )
+        raise Invalid(f"no loss function {shown}; known: {', '.join(known)}", code="unknown_loss_fn", field="loss_fn")
     return LossFn(name)
 
 
@@ -51,7 +49,7 @@ def _config(value: Any) -> Mapping[str, float]:
         return {}
     if not isinstance(value, dict):
         raise Invalid("loss_fn_config must be an object", field="loss_fn_config")
-    entries: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+    entries = cast("dict[str, Any]", value)
     for name, number in entries.items():
         if type(number) not in (int, float):
             raise Invalid(f"loss_fn_config.{name[:80]} must be a number", field=f"loss_fn_config.{name[:80]}")
@@ -67,7 +65,7 @@ def _datum(index: int, entry: Any) -> Datum:
         inputs = fields["loss_fn_inputs"]
         if not isinstance(inputs, dict):
             raise Invalid(f"{where}.loss_fn_inputs must be an object", field=f"{where}.loss_fn_inputs")
-        named: Mapping[str, Any] = inputs  # pyright: ignore[reportUnknownVariableType]
+        named = cast("dict[str, Any]", inputs)
         return Datum(
             model_input=_model_input(fields["model_input"], f"{where}.model_input"),
             loss_fn_inputs={
@@ -82,7 +80,7 @@ def _datum(index: int, entry: Any) -> Datum:
 
 def _model_input(value: Any, where: str) -> TensorData:
     if isinstance(value, list):
-        return _numbers(value, where, DType.INT64)  # pyright: ignore[reportUnknownArgumentType]
+        return _numbers(cast("list[Any]", value), where, DType.INT64)
     fields = _object(value, where, known=("chunks",), required=("chunks",))
     tokens: list[Any] = []
     for index, chunk in enumerate(_list(fields["chunks"], f"{where}.chunks")):
@@ -99,7 +97,7 @@ def _dtype_of(name: str) -> DType:
 
 def _tensor(value: Any, where: str, dtype: DType) -> TensorData:
     if isinstance(value, list):
-        return _numbers(value, where, dtype)  # pyright: ignore[reportUnknownArgumentType]
+        return _numbers(cast("list[Any]", value), where, dtype)
     fields = _object(value, where, known=("dtype", "shape", "data"), required=("dtype", "shape", "data"))
     if fields["dtype"] not in [known.value for known in DType]:
         raise Invalid(f"{where}.dtype must be one of {', '.join(DType)}", field=f"{where}.dtype")
@@ -158,13 +156,13 @@ def _fits(value: Any, dtype: DType) -> bool:
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
         raise Invalid(f"{where} must be a list", field=where)
-    return value  # pyright: ignore[reportUnknownVariableType]
+    return cast("list[Any]", value)
 
 
 def _object(value: Any, where: str, *, known: Sequence[str], required: Sequence[str]) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise Invalid(f"{where or 'the body'} must be an object", field=where or None)
-    fields: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+    fields = cast("dict[str, Any]", value)
     for name in fields:
         if name not in known:
             path = f"{where}.{name[:80]}" if where else name[:80]

@@ -103,9 +103,7 @@ def _outcome_read(outcome: Outcome | None) -> tuple[ResultRead | None, FailureRe
             return ForwardRead(type="forward", loss_fn_outputs=outputs, metrics=dict(outcome.metrics)), None
         case OptimStepResult():
             return (
-                OptimStepRead(
-                    type="optim_step", optimizer_step=outcome.optimizer_step, metrics=dict(outcome.metrics)
-                ),
+                OptimStepRead(type="optim_step", optimizer_step=outcome.optimizer_step, metrics=dict(outcome.metrics)),
                 None,
             )
         case SaveResult():

@@ -62,9 +62,7 @@ class Sampler:
     idempotency_key: str | None
 
     async def of_session(self, session: Session, version: str | None) -> Target:
-        return await session_target(
-            self.database, self.engines, self.catalog, self.clock, session, version=version
-        )
+        return await session_target(self.database, self.engines, self.catalog, self.clock, session, version=version)
 
     async def free(self, version: str | None, base_model: str | None) -> Target:
         if base_model is not None and version is None:

@@ -21,7 +21,7 @@ from gateway.wire.deps import (
     TrainCaller,
     Writing,
 )
-from gateway.wire.idempotency import reused, request_digest
+from gateway.wire.idempotency import request_digest, reused
 from gateway.wire.native.render import session_read
 from gateway.wire.native.schemas import LoraCreate, PageQuery, SessionCreate, SessionPage, SessionRead
 from gateway.wire.routes import DialectRoute

@@ -82,8 +82,8 @@ async def _versions(unit: UnitOfWork, project_id: ProjectId) -> AsyncGenerator[V
         after = page[-1].id
 
 
-def _card(name: str, created: datetime, **extra: Any) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": int(created.timestamp()), "owned_by": "loopline", **extra}
+def _card(model: str, created: datetime, **extra: Any) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": int(created.timestamp()), "owned_by": "loopline", **extra}
 
 
 def _base_card(model: BaseModel) -> dict[str, Any]:

@@ -6,14 +6,14 @@ what the engine had produced by then. A failure in mid-stream is a last frame ``
 ``[DONE]``, because that is what clients look for.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import anyio
 import orjson
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from gateway.core.errors import GatewayError, Internal, Unavailable
+from gateway.core.errors import GatewayError, Unavailable
 from gateway.core.sampling import TokenCounts
 from gateway.wire.metering import record_alone, sampling_facts
 from gateway.wire.openai.admission import Admission, Admitted
@@ -36,7 +36,7 @@ class Tally:
         self._sequences = admitted.sequences
 
     def observe(self, chunk: Mapping[str, Any]) -> None:
-        choices: list[Mapping[str, Any]] = chunk.get("choices") or []
+        choices = _choices(chunk)
         usage: Mapping[str, Any] | None = chunk.get("usage")
         if not choices:
             self._total = counts_of(usage) if usage else self._total
@@ -77,9 +77,7 @@ async def streamed(admission: Admission, admitted: Admitted) -> EventSourceRespo
     return EventSourceResponse(_after(first, frames), headers=admitted.headers, ping=PING_S, sep="\n")
 
 
-async def _after(
-    first: ServerSentEvent, rest: AsyncGenerator[ServerSentEvent]
-) -> AsyncGenerator[ServerSentEvent]:
+async def _after(first: ServerSentEvent, rest: AsyncGenerator[ServerSentEvent]) -> AsyncGenerator[ServerSentEvent]:
     try:
         yield first
         async for frame in rest:
@@ -101,7 +99,7 @@ async def _frames(admission: Admission, admitted: Admitted) -> AsyncGenerator[Se
     try:
         async for chunk in upstream:
             tally.observe(chunk)
-            for choice in chunk.get("choices") or []:
+            for choice in _choices(chunk):
                 first = choice["index"] not in seen
                 seen.add(choice["index"])
                 rendered = _frame({**shared, "choices": [chunk_choice(admitted, choice, first=first)]})
@@ -122,6 +120,7 @@ async def _frames(admission: Admission, admitted: Admitted) -> AsyncGenerator[Se
         yield DONE
     except GatewayError as error:
         if not started:
+            recorded = True  # the client gets an error and nothing else: there is nothing to pay for
             raise
         if not recorded:
             recorded = True
@@ -149,6 +148,10 @@ async def _record(admission: Admission, admitted: Admitted, tally: Tally) -> Tok
     )
     await record_alone(admission.database, facts, session_id=admitted.session_id, at=now)
     return counts
+
+
+def _choices(chunk: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return chunk.get("choices") or ()
 
 
 async def _close(upstream: AsyncIterator[Mapping[str, Any]]) -> None:

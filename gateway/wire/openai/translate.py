@@ -73,7 +73,8 @@ def chunk_choice(admitted: Admitted, choice: Mapping[str, Any], *, first: bool) 
     if admitted.route == "completions":
         rendered["text"] = choice.get("text") or ""
     else:
-        content = (choice.get("delta") or {}).get("content")
+        given: Mapping[str, Any] = choice.get("delta") or {}
+        content = given.get("content")
         delta: Json = {"role": "assistant", "content": content or ""} if first else {}
         if not first and content is not None:
             delta["content"] = content
@@ -102,5 +103,3 @@ def counts_of(usage: Mapping[str, Any]) -> TokenCounts:
         cached=details.get("cached_tokens") or 0,
         sampled=usage.get("completion_tokens") or 0,
     )
-
-
