@@ -1,0 +1,150 @@
+"""Directories of saved versions and snapshots on a local (or shared POSIX) file system.
+
+A directory appears under its final name complete, checksummed and on disk, or not at all: it is written beside, its
+manifest last, everything is fsynced, then it is renamed. Nothing under a final name ever changes.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from gateway.core.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
+from gateway.core.ports import CorruptArtifact
+from gateway.store.files import fsync_directory, fsync_file
+
+LOCATION = re.compile(r"[a-z0-9-]{1,200}")
+_STAGING = ".staging"  # cannot clash: a location has no dot
+
+
+class LocalArtifacts:
+    """Artifacts under ``root``, and the trainer's way to write them. The methods block; call them off the loop."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+
+    def path(self, location: str) -> Path:
+        """Return the directory of ``location``; it need not exist.
+
+        Raises:
+            ValueError: the location is not 1 to 200 of a-z, 0-9 and '-'.
+        """
+        return self._root / _checked(location)
+
+    def verify(self, location: str, manifest_sha256: str) -> Manifest:
+        """Re-hash manifest and files; a file too many is as wrong as one that is missing.
+
+        Raises:
+            CorruptArtifact: something is missing, differs, or does not belong.
+        """
+        directory = self.path(location)
+        try:
+            text = (directory / MANIFEST_NAME).read_bytes()
+        except OSError as error:
+            raise CorruptArtifact(f"{location}: no readable manifest ({error.strerror})") from error
+        if hashlib.sha256(text).hexdigest() != manifest_sha256:
+            raise CorruptArtifact(f"{location}: the manifest is not the one that was recorded")
+        try:
+            manifest = parse_manifest(text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptArtifact(f"{location}: the manifest cannot be read: {error}") from error
+        try:
+            found = {name: entry for name, entry in describe_files(directory).items() if name != MANIFEST_NAME}
+        except OSError as error:
+            raise CorruptArtifact(f"{location}: a file cannot be read ({error.strerror})") from error
+        _compare(location, found, manifest.files)
+        return manifest
+
+    def stage(self, location: str) -> Path:
+        """Return a new empty directory, on the same file system, to write ``location`` in.
+
+        What an earlier, crashed attempt at the same location left is removed.
+
+        Raises:
+            FileExistsError: the location is committed already.
+        """
+        final = self.path(location)
+        if final.exists():
+            raise FileExistsError(f"artifact {location} exists and never changes")
+        temporary = self._root / _STAGING / location
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        temporary.mkdir(parents=True)
+        return temporary
+
+    def commit(self, temporary: Path, manifest: Manifest) -> str:
+        """Make a staged directory final and durable; return the sha256 of its manifest.
+
+        Raises:
+            ValueError: ``temporary`` did not come from ``stage``, or its files are not those of ``manifest``.
+            FileExistsError: the location was committed meanwhile.
+        """
+        final = self.path(temporary.name)
+        if temporary.parent != self._root / _STAGING:
+            raise ValueError(f"{temporary} was not staged here")
+        sizes = {name: path.stat().st_size for name, path in _files(temporary).items()}
+        if sizes != {name: entry.size_bytes for name, entry in manifest.files.items()}:
+            raise ValueError(f"{temporary.name}: the staged files are not those of the manifest")
+        for path in _files(temporary).values():
+            fsync_file(path)
+        text = manifest.to_json()
+        (temporary / MANIFEST_NAME).write_bytes(text)
+        fsync_file(temporary / MANIFEST_NAME)
+        for directory in [path for path in temporary.rglob("*") if path.is_dir()]:
+            fsync_directory(directory)
+        fsync_directory(temporary)
+        if final.exists():
+            raise FileExistsError(f"artifact {temporary.name} exists and never changes")
+        temporary.rename(final)
+        fsync_directory(self._root)
+        return hashlib.sha256(text).hexdigest()
+
+    def discard(self, temporary: Path) -> None:
+        """Remove a staged directory that will not be committed."""
+        if temporary.parent != self._root / _STAGING:
+            raise ValueError(f"{temporary} was not staged here")
+        shutil.rmtree(temporary, ignore_errors=True)
+
+    def remove(self, location: str) -> None:
+        """Delete a committed artefact; one that is gone already is fine. Nobody may still read it."""
+        final = self.path(location)
+        if final.exists():
+            condemned = self._root / _STAGING / f"{location}.removed"
+            condemned.parent.mkdir(exist_ok=True)
+            final.rename(condemned)
+            shutil.rmtree(condemned)
+
+
+def describe_files(directory: Path) -> Mapping[str, FileEntry]:
+    """Hash every file under ``directory``: what goes into a manifest."""
+    entries: dict[str, FileEntry] = {}
+    for name, path in _files(directory).items():
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        entries[name] = FileEntry(sha256=sha256, size_bytes=path.stat().st_size)
+    return entries
+
+
+def _files(directory: Path) -> Mapping[str, Path]:
+    return {
+        str(PurePosixPath(path.relative_to(directory))): path
+        for path in sorted(directory.rglob("*"))
+        if path.is_symlink() or not path.is_dir()
+    }
+
+
+def _compare(location: str, found: Mapping[str, FileEntry], expected: Mapping[str, FileEntry]) -> None:
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in found:
+            raise CorruptArtifact(f"{location}: {name} is missing")
+        if name not in expected:
+            raise CorruptArtifact(f"{location}: {name} does not belong to it")
+        if found[name] != expected[name]:
+            raise CorruptArtifact(f"{location}: {name} is not what was written")
+
+
+def _checked(location: str) -> str:
+    if LOCATION.fullmatch(location) is None:
+        raise ValueError(f"artifact location {location[:80]!r} must be 1 to 200 of a-z, 0-9 and '-'")
+    return location

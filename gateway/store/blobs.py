@@ -1,0 +1,98 @@
+"""Tenant content by (project, sha256): up to 256 KiB in the transaction itself, larger in files that are fsynced first.
+
+A file each would undo the group commit; a large row would bloat the database.
+"""
+
+import asyncio
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+from sqlalchemy import and_, select
+
+from gateway.core.codec import CorruptRecord, decode_payload, encode_payload
+from gateway.core.ids import ProjectId
+from gateway.core.payloads import Payload
+from gateway.store.files import fsync_directory
+from gateway.store.tables import blobs
+from gateway.store.text import missing, require_id
+from gateway.store.transaction import Transaction
+
+LARGEST_ROW_BYTES = 256 * 1024
+
+
+class SqlBlobStore:
+    """BlobStore. A file whose transaction was rolled back is harmless: its name is its content."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    async def put(self, project_id: ProjectId, content: bytes) -> str:
+        large = len(content) > LARGEST_ROW_BYTES
+        if large:
+            digest = await asyncio.to_thread(write_blob_file, self._transaction.blob_dir, project_id, content)
+        else:
+            digest = hashlib.sha256(content).hexdigest()
+        row = {
+            "project_id": project_id,
+            "digest": digest,
+            "size_bytes": len(content),
+            "content": None if large else content,
+            "created_at": self._transaction.clock.now(),
+        }
+        await self._transaction.insert_new(blobs, row)
+        return digest
+
+    async def get(self, project_id: ProjectId, digest: str) -> bytes:
+        require_id(digest, "blob")
+        row = await self._transaction.first(
+            select(blobs.c.content).where(and_(blobs.c.project_id == project_id, blobs.c.digest == digest))
+        )
+        if row is None:
+            raise missing("blob", digest)
+        if row["content"] is not None:
+            return bytes(row["content"])
+        return await asyncio.to_thread(read_blob_file, self._transaction.blob_dir, project_id, digest)
+
+    async def put_payload(self, project_id: ProjectId, payload: Payload) -> str:
+        return await self.put(project_id, encode_payload(payload))
+
+    async def get_payload(self, project_id: ProjectId, digest: str) -> Payload:
+        return decode_payload(await self.get(project_id, digest))
+
+
+def write_blob_file(root: Path, project_id: ProjectId, content: bytes) -> str:
+    """Write ``content`` durably under its digest, all or nothing; return the digest."""
+    digest = hashlib.sha256(content).hexdigest()
+    path = _blob_path(root, project_id, digest)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{digest}.{secrets.token_hex(8)}")
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    for directory in (path.parent, path.parent.parent, root):  # also when the file exists: its entry may be new
+        fsync_directory(directory)
+    return digest
+
+
+def read_blob_file(root: Path, project_id: ProjectId, digest: str) -> bytes:
+    """Return the content of a blob file.
+
+    Raises:
+        CorruptRecord: the file is gone or is not what was stored.
+    """
+    try:
+        content = _blob_path(root, project_id, digest).read_bytes()
+    except FileNotFoundError:
+        raise CorruptRecord(f"the file of blob {digest} is gone") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CorruptRecord(f"the file of blob {digest} was changed")
+    return content
+
+
+def _blob_path(root: Path, project_id: ProjectId, digest: str) -> Path:
+    return root / project_id / digest[:2] / digest

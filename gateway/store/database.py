@@ -1,0 +1,128 @@
+"""Opens transactions on the database that a URL names, durable or not at all.
+
+``sqlite+aiosqlite:///path`` serves one machine; ``postgresql+psycopg://...`` serves several. Both pass one suite.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import Unavailable
+from gateway.core.ports import Wakeups
+from gateway.store.blobs import SqlBlobStore
+from gateway.store.keys import SqlKeyStore
+from gateway.store.locks import SqlLockStore
+from gateway.store.operations import SqlOperationStore
+from gateway.store.postgres import open_postgres
+from gateway.store.samples import SqlSampleStore
+from gateway.store.sessions import SqlSessionStore
+from gateway.store.sqlite import open_sqlite
+from gateway.store.transaction import Transaction
+from gateway.store.usage import SqlUsageStore
+from gateway.store.versions import SqlVersionStore
+from gateway.store.work import SqlWorkStore
+
+
+class SqlUnit:
+    """UnitOfWork on one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.blobs = SqlBlobStore(transaction)
+        self.sessions = SqlSessionStore(transaction)
+        self.operations = SqlOperationStore(transaction)
+        self.versions = SqlVersionStore(transaction)
+        self.keys = SqlKeyStore(transaction)
+        self.samples = SqlSampleStore(transaction)
+        self.usage = SqlUsageStore(transaction)
+        self.work = SqlWorkStore(transaction)
+        self.locks = SqlLockStore(transaction)
+
+
+class Transactions(Protocol):
+    """What a backend provides."""
+
+    @property
+    def wakeups(self) -> Wakeups: ...
+
+    @property
+    def commits(self) -> int:
+        """Durable commits of this process so far."""
+        ...
+
+    def read(self) -> AbstractAsyncContextManager[Transaction]: ...
+
+    def write(self) -> AbstractAsyncContextManager[Transaction]: ...
+
+
+class SqlDatabase:
+    """Database on SQL. ``wakeups`` tells when somebody, in any process, committed something worth a look."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    @property
+    def wakeups(self) -> Wakeups:
+        return self._transactions.wakeups
+
+    @property
+    def commits(self) -> int:
+        """Durable commits of this process so far; concurrent units share them on SQLite."""
+        return self._transactions.commits
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[SqlUnit]:
+        """Open a consistent read; writing through it is a RuntimeError.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        with _translated():
+            async with self._transactions.read() as transaction:
+                yield SqlUnit(transaction)
+
+    @asynccontextmanager
+    async def write(self) -> AsyncGenerator[SqlUnit]:
+        """Open a unit of work; leaving it normally returns when it is durable.
+
+        Raises:
+            Unavailable: the database is away, or could not commit; the same request may work later.
+        """
+        with _translated():
+            async with self._transactions.write() as transaction:
+                yield SqlUnit(transaction)
+
+
+@contextmanager
+def _translated() -> Generator[None]:
+    """Turn "the database is away" into the core's word for it."""
+    try:
+        yield
+    except (OperationalError, PoolTimeout) as error:
+        raise Unavailable("the database is away; try again", code="database_unavailable") from error
+
+
+@asynccontextmanager
+async def open_database(url: str, *, blob_dir: Path, clock: Clock | None = None) -> AsyncIterator[SqlDatabase]:
+    """Connect to a migrated database; large blobs go to files under ``blob_dir``.
+
+    Raises:
+        ValueError: a URL of another kind.
+        WeakDurability: (gateway.store.durability) the server or file would not keep what it acknowledges.
+    """
+    parsed = make_url(url)
+    clock = clock or SystemClock()
+    match parsed.drivername:
+        case "sqlite+aiosqlite":
+            opened = open_sqlite(parsed, blob_dir=blob_dir, clock=clock)
+        case "postgresql+psycopg":
+            opened = open_postgres(parsed, blob_dir=blob_dir, clock=clock)
+        case other:
+            raise ValueError(f"database URL must be sqlite+aiosqlite:///... or postgresql+psycopg://..., not {other}")
+    async with opened as transactions:
+        yield SqlDatabase(transactions)

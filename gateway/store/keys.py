@@ -1,0 +1,77 @@
+"""KeyStore on SQL: projects and API keys. Secrets are derived from the master key and are not here."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import RowMapping, and_, select, update
+
+from gateway.core.ids import KeyId, ProjectId, new_project_id
+from gateway.core.principals import Key, Scope
+from gateway.store.tables import keys, projects
+from gateway.store.text import missing, require_storable
+from gateway.store.text import storable as _storable
+from gateway.store.transaction import Transaction
+
+
+class SqlKeyStore:
+    """KeyStore."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    async def ensure_project(self, name: str) -> ProjectId:
+        require_storable(name, "project")
+        row = {"id": new_project_id(), "name": name, "created_at": self._transaction.clock.now()}
+        await self._transaction.insert_new(projects, row)
+        rows = await self._transaction.rows(select(projects.c.id).where(projects.c.name == name))
+        return ProjectId(rows[0]["id"])
+
+    async def add(self, key: Key) -> None:
+        require_storable(key.name, "name")
+        await self._transaction.write(
+            keys.insert().values(
+                id=key.id,
+                project_id=key.project_id,
+                name=key.name,
+                scopes=" ".join(sorted(key.scopes)),
+                created_at=key.created_at,
+                expires_at=key.expires_at,
+                revoked_at=key.revoked_at,
+            )
+        )
+        self._transaction.announce()
+
+    async def get(self, key_id: KeyId) -> Key | None:
+        if not _storable(key_id):
+            return None
+        row = await self._transaction.first(select(keys).where(keys.c.id == key_id))
+        return None if row is None else _key_of(row)
+
+    async def all(self) -> Sequence[Key]:
+        return [
+            _key_of(row) for row in await self._transaction.rows(select(keys).order_by(keys.c.created_at, keys.c.id))
+        ]
+
+    async def revoke(self, key_id: KeyId, at: datetime) -> Key:
+        known = await self.get(key_id)
+        if known is None:
+            raise missing("key", key_id)
+        changed = await self._transaction.write(
+            update(keys).where(and_(keys.c.id == key_id, keys.c.revoked_at.is_(None))).values(revoked_at=at)
+        )
+        if changed:
+            self._transaction.announce()
+        rows = await self._transaction.rows(select(keys).where(keys.c.id == key_id))
+        return _key_of(rows[0])
+
+
+def _key_of(row: RowMapping) -> Key:
+    return Key(
+        id=KeyId(row["id"]),
+        project_id=ProjectId(row["project_id"]),
+        name=row["name"],
+        scopes=frozenset(Scope(word) for word in row["scopes"].split()),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+    )

@@ -1,0 +1,94 @@
+"""PostgreSQL: a transaction per unit of work, on a pool."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from gateway.core.clock import Clock
+from gateway.store.durability import WeakDurability
+from gateway.store.transaction import Transaction
+from gateway.store.wakeups import CHANNEL, PostgresWakeups
+
+CONNECTIONS = 10  # per process; a default server allows 100
+OVERFLOW = 5
+_REQUIRED = {"fsync": {"on"}, "full_page_writes": {"on"}, "synchronous_commit": {"on", "remote_apply", "local"}}
+
+
+class PostgresTransactions:
+    """Reads are repeatable and read only; writes are read committed and lock the rows they decide on."""
+
+    def __init__(self, engine: AsyncEngine, wakeups: PostgresWakeups, *, clock: Clock, blob_dir: Path) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._blob_dir = blob_dir
+        self._inside: set[asyncio.Task[object] | None] = set()
+        self._reading = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self.wakeups = wakeups
+        self.commits = 0
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[Transaction]:
+        async with self._reading.connect() as connection:
+            transaction = Transaction(connection, clock=self._clock, blob_dir=self._blob_dir, read_only=True)
+            try:
+                yield transaction
+            finally:
+                await transaction.settle()
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[Transaction]:
+        caller = asyncio.current_task()
+        if caller in self._inside:
+            raise RuntimeError("a unit of work was opened inside another one: they could wait for each other")
+        self._inside.add(caller)
+        try:
+            async with self._engine.connect() as connection:
+                transaction = Transaction(connection, clock=self._clock, blob_dir=self._blob_dir, read_only=False)
+                try:
+                    yield transaction
+                finally:
+                    await transaction.settle()
+                if transaction.announced:
+                    await connection.exec_driver_sql(f"NOTIFY {CHANNEL}")
+                await connection.commit()
+                self.commits += 1
+        finally:
+            self._inside.discard(caller)
+
+
+@asynccontextmanager
+async def open_postgres(url: URL, *, blob_dir: Path, clock: Clock) -> AsyncIterator[PostgresTransactions]:
+    """Connect to the server.
+
+    Raises:
+        WeakDurability: the server may lose acknowledged commits.
+    """
+    engine = create_async_engine(
+        url,
+        isolation_level="READ COMMITTED",
+        pool_size=CONNECTIONS,
+        max_overflow=OVERFLOW,
+        pool_timeout=30,
+        pool_pre_ping=True,  # the server may have restarted
+        execution_options={"preserve_rowcount": True},
+    )
+    _, arguments = engine.dialect.create_connect_args(url)
+    wakeups = PostgresWakeups(arguments)
+    try:
+        await _check_durability(engine)
+        yield PostgresTransactions(engine, wakeups, clock=clock, blob_dir=blob_dir)
+    finally:
+        await wakeups.close()
+        await engine.dispose()
+
+
+async def _check_durability(engine: AsyncEngine) -> None:
+    async with engine.connect() as connection:
+        for setting, strong in _REQUIRED.items():
+            value = (await connection.exec_driver_sql(f"SHOW {setting}")).scalar_one()
+            if value not in strong:
+                raise WeakDurability(f"PostgreSQL runs with {setting}={value}; set it to on")

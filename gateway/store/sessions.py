@@ -1,0 +1,263 @@
+"""SessionStore on SQL, and what other stores do to a session's row."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, case, exists, or_, select, update
+
+from gateway.core.errors import Conflict, Unavailable
+from gateway.core.ids import KeyId, ProjectId, SessionId, VersionId
+from gateway.core.operations import Status
+from gateway.core.sessions import Activity, OrderRule, Session, SessionStatus, Snapshot
+from gateway.store.lora import lora_columns, lora_of
+from gateway.store.tables import LIVE, operations, sessions
+from gateway.store.text import missing, require_id, require_storable, storable
+from gateway.store.transaction import Transaction
+
+ACCEPTING = (SessionStatus.CREATING, SessionStatus.RUNNING)
+OPEN = (Status.QUEUED, Status.RUNNING)
+
+
+class SqlSessionStore:
+    """SessionStore."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    async def add(self, session: Session, *, idempotency_key: str | None, request_digest: str) -> None:
+        for text, field in ((session.name, "name"), (idempotency_key, "Idempotency-Key")):
+            require_storable(text, field)
+        for label, value in session.user_metadata.items():
+            require_storable(label + value, "user_metadata")
+        row = {
+            "id": session.id,
+            "project_id": session.project_id,
+            "key_id": session.key_id,
+            "name": session.name,
+            "base_model": session.base_model,
+            **lora_columns(session.lora),
+            "group_name": session.group,
+            "order_rule": session.order.value,
+            "status": session.status.value,
+            "recovering": session.activity is Activity.RECOVERING,
+            "created_at": session.created_at,
+            "last_used_at": session.last_used_at,
+            "ttl_s": session.ttl_s,
+            "expires_at": session.expires_at,
+            "user_metadata": dict(session.user_metadata),
+            "applied_seq": session.applied_seq,
+            "optimizer_step": session.optimizer_step,
+            "window_broken_by": session.window_broken_by,
+            "snapshot_seq": session.snapshot.seq if session.snapshot else None,
+            "snapshot_location": session.snapshot.location if session.snapshot else None,
+            "latest_version_id": session.latest_version_id,
+            "failure": session.failure,
+            "idempotency_key": idempotency_key,
+            "request_digest": request_digest,
+            "epoch": 0,
+        }
+        if not await self._transaction.insert_new(sessions, row):
+            raise await self._why_not(session, idempotency_key)
+        self._transaction.announce()
+
+    async def _why_not(self, session: Session, idempotency_key: str | None) -> Conflict | Unavailable:
+        if idempotency_key is not None and await self.by_idempotency_key(session.project_id, idempotency_key):
+            return Unavailable(
+                "a session is just being created with this Idempotency-Key; try again", code="request_in_progress"
+            )
+        return Conflict(
+            f"the project already has a live session named {session.name!r}", code="session_name_taken", field="name"
+        )
+
+    async def by_idempotency_key(self, project_id: ProjectId, key: str) -> tuple[Session, str] | None:
+        if not storable(key):
+            return None
+        row = await self._transaction.first(
+            _select().where(and_(sessions.c.project_id == project_id, sessions.c.idempotency_key == key))
+        )
+        return None if row is None else (session_of(row), row["request_digest"])
+
+    async def get(self, project_id: ProjectId, session_id: SessionId) -> Session:
+        require_id(session_id, "session")
+        row = await self._transaction.first(_select().where(_owned(project_id, session_id)))
+        if row is None:
+            raise missing("session", session_id)
+        return session_of(row)
+
+    async def by_name(self, project_id: ProjectId, name: str) -> Session | None:
+        if not storable(name):
+            return None
+        row = await self._transaction.first(
+            _select()
+            .where(and_(sessions.c.project_id == project_id, sessions.c.name == name))
+            .order_by(
+                case((sessions.c.status.in_(LIVE), 0), else_=1), sessions.c.created_at.desc(), sessions.c.id.desc()
+            )
+            .limit(1)
+        )
+        return None if row is None else session_of(row)
+
+    async def page(self, project_id: ProjectId, *, limit: int, after: SessionId | None) -> Sequence[Session]:
+        query = _select().where(sessions.c.project_id == project_id)
+        if after is not None:
+            last = await self.get(project_id, after)
+            query = query.where(
+                or_(
+                    sessions.c.created_at < last.created_at,
+                    and_(sessions.c.created_at == last.created_at, sessions.c.id < last.id),
+                )
+            )
+        query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(limit)
+        return [session_of(row) for row in await self._transaction.rows(query)]
+
+    async def touch(self, session_id: SessionId, at: datetime) -> None:
+        row = await self._transaction.first(select(sessions.c.ttl_s).where(sessions.c.id == session_id))
+        if row is not None:
+            await self._transaction.write(
+                update(sessions)
+                .where(and_(sessions.c.id == session_id, sessions.c.last_used_at < at))
+                .values(**used(row["ttl_s"], at))
+            )
+
+    async def stop(self, project_id: ProjectId, session_id: SessionId, at: datetime) -> Session:
+        session = await self.get(project_id, session_id)
+        row = await lock_session(self._transaction, session_id)
+        if row["status"] in ACCEPTING:
+            await skip_queued(self._transaction, session_id, at)
+            await self._transaction.write(
+                update(sessions).where(sessions.c.id == session_id).values(status=SessionStatus.STOPPING.value)
+            )
+            await settle_stop(self._transaction, session_id)
+            self._transaction.announce()
+        return await self.get(project_id, session.id)
+
+    async def expire_due(self, at: datetime) -> Sequence[SessionId]:
+        """As the port says. A session whose operation is running is in use: it is left for a later call."""
+        rows = await self._transaction.rows(
+            select(sessions.c.id)
+            .where(and_(sessions.c.status.in_(ACCEPTING), sessions.c.expires_at <= at, ~_has_operation(Status.RUNNING)))
+            .order_by(sessions.c.id)
+            .with_for_update(of=sessions, skip_locked=True, key_share=True)
+        )
+        expired: list[SessionId] = []
+        for row in rows:
+            running = await self._transaction.first(
+                select(operations.c.id).where(
+                    and_(operations.c.session_id == row["id"], operations.c.status == Status.RUNNING)
+                )
+            )
+            if running is None:
+                await end_session(self._transaction, row["id"], SessionStatus.EXPIRED, at)
+                expired.append(SessionId(row["id"]))
+        return expired
+
+
+def session_of(row: RowMapping) -> Session:
+    """Read a row of ``sessions`` with the computed column ``working``."""
+    status = SessionStatus(row["status"])
+    activity = Activity.IDLE
+    if status in LIVE and row["recovering"]:
+        activity = Activity.RECOVERING
+    elif row["working"]:
+        activity = Activity.ACTIVE
+    return Session(
+        id=SessionId(row["id"]),
+        project_id=ProjectId(row["project_id"]),
+        key_id=KeyId(row["key_id"]),
+        name=row["name"],
+        base_model=row["base_model"],
+        lora=lora_of(row),
+        group=row["group_name"],
+        order=OrderRule(row["order_rule"]),
+        status=status,
+        activity=activity,
+        created_at=row["created_at"],
+        last_used_at=row["last_used_at"],
+        ttl_s=row["ttl_s"],
+        expires_at=row["expires_at"],
+        user_metadata=row["user_metadata"],
+        applied_seq=row["applied_seq"],
+        optimizer_step=row["optimizer_step"],
+        window_broken_by=row["window_broken_by"],
+        snapshot=None
+        if row["snapshot_seq"] is None
+        else Snapshot(seq=row["snapshot_seq"], location=row["snapshot_location"]),
+        latest_version_id=None if row["latest_version_id"] is None else VersionId(row["latest_version_id"]),
+        failure=row["failure"],
+    )
+
+
+async def read_session(transaction: Transaction, session_id: SessionId) -> Session:
+    """Return a session that is known to exist."""
+    rows = await transaction.rows(_select().where(sessions.c.id == session_id))
+    return session_of(rows[0])
+
+
+async def lock_session(transaction: Transaction, session_id: SessionId) -> RowMapping:
+    """Lock the session's row until the end of the transaction: whoever decides on its operations does so alone.
+
+    Every transaction that locks more than this locks the session first.
+    """
+    rows = await transaction.rows(select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True))
+    if not rows:
+        raise missing("session", session_id)
+    return rows[0]
+
+
+async def skip_queued(transaction: Transaction, session_id: SessionId, at: datetime) -> None:
+    """Skip what a locked session has queued."""
+    await transaction.write(
+        update(operations)
+        .where(and_(operations.c.session_id == session_id, operations.c.status == Status.QUEUED))
+        .values(status=Status.SKIPPED.value, finished_at=at)
+    )
+
+
+async def settle_stop(transaction: Transaction, session_id: SessionId) -> None:
+    """Move a locked session from stopping to stopped when none of its operations runs any more."""
+    await transaction.write(
+        update(sessions)
+        .where(
+            and_(
+                sessions.c.id == session_id,
+                sessions.c.status == SessionStatus.STOPPING,
+                ~_has_operation(Status.RUNNING),
+            )
+        )
+        .values(status=SessionStatus.STOPPED.value, **_released())
+    )
+
+
+async def end_session(
+    transaction: Transaction, session_id: SessionId, status: SessionStatus, at: datetime, failure: str | None = None
+) -> None:
+    """Give a locked session its last status, skip what it has queued, and take it from its trainer."""
+    await skip_queued(transaction, session_id, at)
+    await transaction.write(
+        update(sessions).where(sessions.c.id == session_id).values(status=status.value, failure=failure, **_released())
+    )
+    transaction.announce()
+
+
+def used(ttl_s: int | None, at: datetime) -> dict[str, Any]:
+    """Return the columns that record a use at ``at``."""
+    return {"last_used_at": at, "expires_at": None if ttl_s is None else at + timedelta(seconds=ttl_s)}
+
+
+def _released() -> dict[str, Any]:
+    return {"lease_owner": None, "lease_until": None, "recovering": False}
+
+
+def _owned(project_id: ProjectId, session_id: SessionId) -> ColumnElement[bool]:
+    return and_(sessions.c.id == session_id, sessions.c.project_id == project_id)
+
+
+def _has_operation(*statuses: Status) -> ColumnElement[bool]:
+    return exists(
+        select(operations.c.id).where(and_(operations.c.session_id == sessions.c.id, operations.c.status.in_(statuses)))
+    )
+
+
+def _select() -> Select[Any]:
+    return select(sessions, _has_operation(*OPEN).label("working"))

@@ -1,0 +1,296 @@
+"""The tables. What must never happen is forbidden here, by a constraint; ``migrations/`` creates them.
+
+Every table of tenant data names its project. Ids are text (see ``core/ids.py``); moments are UTC microseconds.
+Content (payloads, outcomes, answers) is in ``blobs`` and nowhere else.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+from gateway.core.operations import Status
+from gateway.core.payloads import OperationKind
+from gateway.core.sessions import OrderRule, SessionStatus
+from gateway.core.usage import Meter
+from gateway.core.versions import VersionKind, VersionState
+from gateway.store.columns import UtcMicros, one_of
+
+LIVE = (SessionStatus.CREATING, SessionStatus.RUNNING, SessionStatus.STOPPING)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _lora_columns() -> tuple[Column[int] | Column[float] | Column[bool], ...]:
+    return (
+        Column("lora_rank", Integer, nullable=False, comment="Rank of the A and B matrices"),
+        Column("lora_alpha", Float, nullable=False, comment="alpha / rank is the scale"),
+        Column("lora_train_attn", Boolean, nullable=False, comment="Attention projections train"),
+        Column("lora_train_mlp", Boolean, nullable=False, comment="MLP projections train"),
+        Column("lora_train_unembed", Boolean, nullable=False, comment="The unembedding trains"),
+        Column("lora_seed", BigInteger, nullable=False, comment="Seed of the initial A matrices"),
+    )
+
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("id", Text, primary_key=True, comment="proj-..."),
+    Column("name", Text, nullable=False, comment="Chosen by the operator"),
+    Column("created_at", UtcMicros, nullable=False, comment="When"),
+    UniqueConstraint("name"),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", Text, primary_key=True, comment="20 characters; the secret is derived from it, never stored"),
+    Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="What the key opens"),
+    Column("name", Text, nullable=False, comment="Chosen by the operator"),
+    Column("scopes", Text, nullable=False, comment="Words separated by one space, sorted"),
+    Column("created_at", UtcMicros, nullable=False, comment="When"),
+    Column("expires_at", UtcMicros, comment="Refused from then on; null: never"),
+    Column("revoked_at", UtcMicros, comment="Refused from then on; null: not revoked"),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("project_id", Text, ForeignKey(projects.c.id), primary_key=True, comment="Whose content"),
+    Column("digest", Text, primary_key=True, comment="Lower-case hex sha256 of the content"),
+    Column("size_bytes", BigInteger, nullable=False, comment="Length of the content"),
+    Column("content", LargeBinary, comment="The content; null: in a file named by project and digest"),
+    Column("created_at", UtcMicros, nullable=False, comment="When first stored"),
+    CheckConstraint("length(digest) = 64", name="digest"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Text, primary_key=True, comment="sess-..."),
+    Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="Owner"),
+    Column("key_id", Text, nullable=False, comment="The key that opened it"),
+    Column("name", Text, comment="Unique among the project's live sessions"),
+    Column("base_model", Text, nullable=False, comment="Name in the catalogue"),
+    *_lora_columns(),
+    Column("group_name", Text, nullable=False, comment="Model package group that saves go to by default"),
+    Column("order_rule", Text, nullable=False, comment="How its opener numbers operations"),
+    Column("status", Text, nullable=False, comment="Where it stands in its life"),
+    Column("recovering", Boolean, nullable=False, comment="A trainer is rebuilding its state"),
+    Column("created_at", UtcMicros, nullable=False, comment="When"),
+    Column("last_used_at", UtcMicros, nullable=False, comment="Idle expiry counts from here"),
+    Column("ttl_s", Integer, comment="Seconds it may be idle; null: for ever"),
+    Column("expires_at", UtcMicros, comment="last_used_at + ttl_s"),
+    Column("user_metadata", JSON, nullable=False, comment="The opener's own labels"),
+    Column("applied_seq", Integer, nullable=False, comment="Highest seq dealt with; never falls"),
+    Column("optimizer_step", Integer, nullable=False, comment="Optimizer steps taken"),
+    Column("window_broken_by", Integer, comment="Seq that is missing from the accumulated gradient"),
+    Column("snapshot_seq", Integer, comment="Seq that the last snapshot contains"),
+    Column("snapshot_location", Text, comment="Where the last snapshot is"),
+    Column("latest_version_id", Text, comment="Version that the live session answers with"),
+    Column("failure", Text, comment="Why it failed"),
+    Column("idempotency_key", Text, comment="Of the request that opened it"),
+    Column("request_digest", Text, nullable=False, comment="Of the request that opened it"),
+    Column("epoch", Integer, nullable=False, comment="Fencing token: grows with every new holder"),
+    Column("lease_owner", Text, comment="Trainer that holds it"),
+    Column("lease_until", UtcMicros, comment="When the lease runs out"),
+    Column("served_at", UtcMicros, comment="When a trainer last took one of its operations"),
+    one_of("status", SessionStatus),
+    one_of("order_rule", OrderRule),
+    CheckConstraint("applied_seq >= 0 AND optimizer_step >= 0 AND epoch >= 0", name="counters"),
+    CheckConstraint("(snapshot_seq IS NULL) = (snapshot_location IS NULL)", name="snapshot"),
+    CheckConstraint("(lease_owner IS NULL) = (lease_until IS NULL)", name="lease"),
+    CheckConstraint("(ttl_s IS NULL) = (expires_at IS NULL)", name="expiry"),
+    CheckConstraint("(status = 'failed') = (failure IS NOT NULL)", name="failure"),
+    Index(
+        "uq_sessions_live_name",
+        "project_id",
+        "name",
+        unique=True,
+        sqlite_where=text("name IS NOT NULL AND status IN ('creating', 'running', 'stopping')"),
+        postgresql_where=text("name IS NOT NULL AND status IN ('creating', 'running', 'stopping')"),
+    ),
+    Index(
+        "uq_sessions_idempotency_key",
+        "project_id",
+        "idempotency_key",
+        unique=True,
+        sqlite_where=text("idempotency_key IS NOT NULL"),
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
+    Index("ix_sessions_page", "project_id", "created_at", "id"),
+    Index("ix_sessions_lease_owner", "lease_owner"),
+    Index(
+        "ix_sessions_live",
+        "base_model",
+        "served_at",
+        sqlite_where=text("status IN ('creating', 'running', 'stopping')"),
+        postgresql_where=text("status IN ('creating', 'running', 'stopping')"),
+    ),
+)
+
+operations = Table(
+    "operations",
+    metadata,
+    Column("id", Text, primary_key=True, comment="op-..."),
+    Column("session_id", Text, ForeignKey(sessions.c.id), nullable=False, comment="Whose work"),
+    Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="The session's"),
+    Column("key_id", Text, nullable=False, comment="The key that submitted it"),
+    Column("seq", Integer, nullable=False, comment="Its place in the session"),
+    Column("kind", Text, nullable=False, comment="What the payload is"),
+    Column("status", Text, nullable=False, comment="Where it stands"),
+    Column("staged", Boolean, nullable=False, comment="Dealt with by the trainer, waits for the publish gate"),
+    Column("payload_digest", Text, nullable=False, comment="Its body in blobs"),
+    Column("outcome_digest", Text, comment="Its result or failure in blobs"),
+    Column("idempotency_key", Text, comment="Of the request that submitted it"),
+    Column("attempts", Integer, nullable=False, comment="How often a trainer took it"),
+    Column("created_at", UtcMicros, nullable=False, comment="When acknowledged"),
+    Column("started_at", UtcMicros, comment="When a trainer first took it"),
+    Column("finished_at", UtcMicros, comment="When it became final"),
+    Column("window_discarded", Boolean, nullable=False, comment="Its gradient was thrown away unused: no replay"),
+    one_of("status", Status),
+    one_of("kind", OperationKind),
+    CheckConstraint("seq BETWEEN 1 AND 2147483647", name="seq"),
+    CheckConstraint("(outcome_digest IS NOT NULL) = (status IN ('completed', 'failed'))", name="outcome"),
+    CheckConstraint("(finished_at IS NULL) = (status IN ('queued', 'running'))", name="finished"),
+    CheckConstraint("status <> 'running' OR started_at IS NOT NULL", name="started"),
+    CheckConstraint("NOT staged OR kind IN ('save_weights', 'save_state')", name="staged"),
+    UniqueConstraint("session_id", "seq"),
+    Index(
+        "uq_operations_idempotency_key",
+        "project_id",
+        "idempotency_key",
+        unique=True,
+        sqlite_where=text("idempotency_key IS NOT NULL"),
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
+    Index(
+        "uq_operations_running",
+        "session_id",
+        unique=True,
+        sqlite_where=text("status = 'running' AND NOT staged"),
+        postgresql_where=text("status = 'running' AND NOT staged"),
+    ),
+    Index(
+        "ix_operations_open",
+        "session_id",
+        "seq",
+        sqlite_where=text("status IN ('queued', 'running')"),
+        postgresql_where=text("status IN ('queued', 'running')"),
+    ),
+    Index(
+        "ix_operations_waiting",
+        "created_at",
+        sqlite_where=text("status = 'queued'"),
+        postgresql_where=text("status = 'queued'"),
+    ),
+)
+
+groups = Table(
+    "model_package_groups",
+    metadata,
+    Column("project_id", Text, ForeignKey(projects.c.id), primary_key=True, comment="Owner"),
+    Column("name", Text, primary_key=True, comment="1 to 63 characters of a-z, A-Z, 0-9, '-'"),
+    Column("versions", Integer, nullable=False, comment="How many there are: the highest number"),
+    Column("created_at", UtcMicros, nullable=False, comment="When"),
+    CheckConstraint("versions >= 0", name="versions"),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("id", Text, primary_key=True, comment="ver-..."),
+    Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="Owner"),
+    Column("group_name", Text, nullable=False, comment="Model package group"),
+    Column("number", Integer, nullable=False, comment="1, 2, 3, ... within the group, without gaps"),
+    Column("kind", Text, nullable=False, comment="What the artefact holds"),
+    Column("state", Text, nullable=False, comment="How far it is trusted"),
+    Column("session_id", Text, ForeignKey(sessions.c.id), nullable=False, comment="Where it was trained"),
+    Column("operation_id", Text, ForeignKey(operations.c.id), nullable=False, comment="The save that made it"),
+    Column("parent_id", Text, ForeignKey("versions.id"), comment="The session's version before it"),
+    Column("base_model", Text, nullable=False, comment="Name in the catalogue"),
+    *_lora_columns(),
+    Column("seq", Integer, nullable=False, comment="Last operation that its weights contain"),
+    Column("optimizer_step", Integer, nullable=False, comment="Optimizer steps that its weights contain"),
+    Column("location", Text, nullable=False, comment="Directory of the artefact store"),
+    Column("manifest_sha256", Text, nullable=False, comment="Hash of the manifest, which hashes every file"),
+    Column("size_bytes", BigInteger, nullable=False, comment="Size of its files together"),
+    Column("description", Text, nullable=False, comment="The user's words"),
+    Column("created_at", UtcMicros, nullable=False, comment="When staged"),
+    Column("published_at", UtcMicros, comment="When the gate let it through"),
+    Column("canary", JSON(none_as_null=True), comment="What the gate measured"),
+    one_of("kind", VersionKind),
+    one_of("state", VersionState),
+    CheckConstraint("number >= 1", name="number"),
+    CheckConstraint("length(manifest_sha256) = 64", name="manifest"),
+    CheckConstraint("(state = 'published') = (published_at IS NOT NULL)", name="published"),
+    UniqueConstraint("project_id", "group_name", "number"),
+    UniqueConstraint("operation_id"),
+    UniqueConstraint("location"),
+    Index("ix_versions_page", "project_id", "created_at", "id"),
+    Index("ix_versions_session", "session_id", "seq"),
+    Index(
+        "ix_versions_staged",
+        "created_at",
+        sqlite_where=text("state = 'staged'"),
+        postgresql_where=text("state = 'staged'"),
+    ),
+)
+
+usage_facts = Table(
+    "usage_facts",
+    metadata,
+    Column("source", Text, primary_key=True, comment="Operation or sample that consumed the tokens"),
+    Column("meter", Text, primary_key=True, comment="What is counted"),
+    Column("quantity", BigInteger, nullable=False, comment="Tokens"),
+    Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="Who pays"),
+    Column("key_id", Text, nullable=False, comment="The key that asked"),
+    Column("session_id", Text, comment="The session, if any"),
+    Column("version_id", Text, comment="The version that answered, if any"),
+    Column("base_model", Text, nullable=False, comment="Name in the catalogue: decides the price"),
+    Column("at", UtcMicros, nullable=False, comment="When: decides the price"),
+    one_of("meter", Meter),
+    CheckConstraint("quantity > 0", name="quantity"),
+    Index("ix_usage_facts_at", "project_id", "at"),
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("id", Text, primary_key=True, comment="smp-..."),
+    Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="Owner"),
+    Column("idempotency_key", Text, nullable=False, comment="Of the request"),
+    Column("request_digest", Text, nullable=False, comment="Of the request"),
+    Column("content_digest", Text, nullable=False, comment="The answer in blobs"),
+    Column("created_at", UtcMicros, nullable=False, comment="When answered; kept 24 h"),
+    UniqueConstraint("project_id", "idempotency_key"),
+)
+
+locks = Table(
+    "locks",
+    metadata,
+    Column("name", Text, primary_key=True, comment="What is done by one process at a time"),
+    Column("owner", Text, nullable=False, comment="Who does it"),
+    Column("expires_at", UtcMicros, nullable=False, comment="Free from then on"),
+)

@@ -1,0 +1,317 @@
+"""WorkStore on SQL: the trainer's side of the log.
+
+A trainer leases a session, not an operation. ``epoch`` fences: it grows with every new holder and with every lease
+that ran out, and whoever writes under an older one is refused before anything is written.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, RowMapping, and_, exists, or_, select, update
+
+from gateway.core.errors import Kind
+from gateway.core.ids import ProjectId, SessionId
+from gateway.core.operations import Operation, Status
+from gateway.core.payloads import OperationKind
+from gateway.core.ports import Lease, StaleLease, Work
+from gateway.core.results import Failure, LoadStateResult, OptimStepResult, Outcome, SaveResult
+from gateway.core.sessions import Activity, OrderRule, SessionStatus, Snapshot
+from gateway.core.usage import UsageFact
+from gateway.core.versions import NewVersion
+from gateway.store.blobs import SqlBlobStore
+from gateway.store.operations import operation_of, record_outcome
+from gateway.store.sessions import end_session, lock_session, read_session, settle_stop, used
+from gateway.store.tables import LIVE, operations, sessions
+from gateway.store.transaction import Transaction
+from gateway.store.usage import SqlUsageStore
+from gateway.store.versions import register_version, version_of_operation
+
+REPLAYED = (OperationKind.FORWARD_BACKWARD, OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE)
+
+
+class SqlWorkStore:
+    """WorkStore."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self._blobs = SqlBlobStore(transaction)
+        self._usage = SqlUsageStore(transaction)
+
+    async def claim(self, *, owner: str, base_model: str, lease_s: float, at: datetime) -> Work | None:
+        """As the port says. A stopping session only hands out again what a lost trainer left running."""
+        while (session := await self._free_session(owner, base_model, at)) is not None:
+            operation = await self._ready_operation(session)
+            if operation is not None:
+                return await self._start(session, operation, owner, lease_s, at)
+        return None
+
+    async def _free_session(self, owner: str, base_model: str, at: datetime) -> RowMapping | None:
+        return await self._transaction.first(
+            select(sessions)
+            .where(
+                and_(
+                    sessions.c.base_model == base_model,
+                    sessions.c.status.in_(LIVE),
+                    or_(
+                        sessions.c.lease_owner.is_(None),
+                        sessions.c.lease_owner == owner,
+                        sessions.c.lease_until <= at,
+                    ),
+                    exists(select(operations.c.id).where(_ready())),
+                )
+            )
+            .order_by(sessions.c.served_at.asc().nulls_first(), sessions.c.created_at, sessions.c.id)
+            .limit(1)
+            .with_for_update(of=sessions, skip_locked=True, key_share=True)
+        )
+
+    async def _ready_operation(self, session: RowMapping) -> RowMapping | None:
+        """Look again, now that the session is locked: what was ready may have been done meanwhile."""
+        return await self._transaction.first(
+            select(operations)
+            .join(sessions, operations.c.session_id == sessions.c.id)
+            .where(and_(sessions.c.id == session["id"], _ready()))
+            .order_by(operations.c.seq)
+            .limit(1)
+        )
+
+    async def _start(
+        self, session: RowMapping, operation: RowMapping, owner: str, lease_s: float, at: datetime
+    ) -> Work:
+        held = session["lease_owner"] == owner and session["lease_until"] > at
+        lease = Lease(
+            session_id=SessionId(session["id"]), owner=owner, epoch=session["epoch"] if held else session["epoch"] + 1
+        )
+        stopping = session["status"] == SessionStatus.STOPPING
+        await self._transaction.write(
+            update(sessions)
+            .where(sessions.c.id == lease.session_id)
+            .values(
+                status=(SessionStatus.STOPPING if stopping else SessionStatus.RUNNING).value,
+                epoch=lease.epoch,
+                lease_owner=owner,
+                lease_until=at + timedelta(seconds=lease_s),
+                served_at=at,
+            )
+        )
+        attempts = operation["attempts"] + 1
+        await self._transaction.write(
+            update(operations)
+            .where(operations.c.id == operation["id"])
+            .values(status=Status.RUNNING.value, attempts=attempts, started_at=operation["started_at"] or at)
+        )
+        rows = await self._transaction.rows(select(operations).where(operations.c.id == operation["id"]))
+        return Work(
+            lease=lease,
+            session=await read_session(self._transaction, lease.session_id),
+            operation=operation_of(rows[0]),
+            payload=await self._blobs.get_payload(ProjectId(operation["project_id"]), operation["payload_digest"]),
+            attempts=attempts,
+        )
+
+    async def renew(self, *, owner: str, lease_s: float, at: datetime) -> Mapping[SessionId, int]:
+        """As the port says. A lease that has run out is over: it is not renewed, whoever had it."""
+        held = and_(sessions.c.lease_owner == owner, sessions.c.lease_until > at, sessions.c.status.in_(LIVE))
+        rows = await self._transaction.rows(
+            select(sessions.c.id).where(held).order_by(sessions.c.id).with_for_update(key_share=True)
+        )
+        renewed = await self._transaction.write_returning(
+            update(sessions)
+            .where(and_(held, sessions.c.id.in_([row["id"] for row in rows])))
+            .values(lease_until=at + timedelta(seconds=lease_s))
+            .returning(sessions.c.id, sessions.c.epoch)
+        )
+        return {SessionId(row["id"]): row["epoch"] for row in renewed}
+
+    async def release(self, lease: Lease) -> None:
+        """Give the session back; a lease that is stale already has nothing to give."""
+        released = await self._transaction.write(
+            update(sessions).where(_held_by(lease)).values(lease_owner=None, lease_until=None, recovering=False)
+        )
+        if released:
+            self._transaction.announce()
+
+    async def set_activity(self, lease: Lease, activity: Activity) -> None:
+        changed = await self._transaction.write(
+            update(sessions).where(_held_by(lease)).values(recovering=activity is Activity.RECOVERING)
+        )
+        if not changed:
+            raise _stale(lease)
+
+    async def finish(
+        self,
+        lease: Lease,
+        operation: Operation,
+        outcome: Outcome,
+        *,
+        facts: Sequence[UsageFact],
+        at: datetime,
+    ) -> None:
+        """As the port says. Reporting again what is recorded already is a no-op."""
+        session = await self._fenced(lease)
+        row = await self._unfinished(operation)
+        if row is None:
+            return
+        await record_outcome(self._transaction, row, outcome, at)
+        await self._usage.add(facts)
+        broken_by = session["window_broken_by"]
+        if operation.kind is OperationKind.FORWARD_BACKWARD and isinstance(outcome, Failure):
+            broken_by = broken_by or operation.seq
+        elif operation.kind in (OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE):
+            ended = operation.kind is OperationKind.OPTIM_STEP or broken_by is not None
+            if ended and isinstance(outcome, Failure):
+                await self._discard_window(lease.session_id, operation.seq)
+            broken_by = None
+        step = session["optimizer_step"]
+        if isinstance(outcome, OptimStepResult | LoadStateResult):
+            step = outcome.optimizer_step
+        await self._advance(session, operation.seq, at, window_broken_by=broken_by, optimizer_step=step)
+
+    async def stage(
+        self, lease: Lease, operation: Operation, version: NewVersion, *, complete: bool, at: datetime
+    ) -> SaveResult:
+        """As the port says. Staging the same version again returns what is recorded already."""
+        session = await self._fenced(lease)
+        known = await version_of_operation(self._transaction, operation.id)
+        if known is not None:
+            return SaveResult(version_id=known.id, group=known.group, number=known.number)
+        row = await self._unfinished(operation)
+        if row is None:
+            raise ValueError(f"operation {operation.id} is final and has no version")
+        result = await register_version(self._transaction, row, version, at)
+        if complete:
+            await record_outcome(self._transaction, row, result, at)
+        else:
+            await self._transaction.write(update(operations).where(operations.c.id == operation.id).values(staged=True))
+        await self._advance(session, operation.seq, at)
+        return result
+
+    async def snapshot_taken(self, lease: Lease, snapshot: Snapshot) -> None:
+        changed = await self._transaction.write(
+            update(sessions)
+            .where(_held_by(lease))
+            .values(snapshot_seq=snapshot.seq, snapshot_location=snapshot.location)
+        )
+        if not changed:
+            raise _stale(lease)
+
+    async def fail_session(self, lease: Lease, reason: str, *, at: datetime) -> None:
+        session = await self._fenced(lease)
+        running = await self._transaction.first(
+            select(operations).where(
+                and_(
+                    operations.c.session_id == lease.session_id,
+                    operations.c.status == Status.RUNNING,
+                    ~operations.c.staged,
+                )
+            )
+        )
+        if running is not None:
+            await record_outcome(self._transaction, running, _session_failed(reason), at)
+            await self._advance(session, running["seq"], at)
+        await end_session(self._transaction, lease.session_id, SessionStatus.FAILED, at, failure=reason)
+
+    async def completed_after(self, session_id: SessionId, seq: int) -> Sequence[Operation]:
+        """As the port says. Left out are gradients that a failed optim_step threw away unused: it ends the window
+        like one that succeeds."""
+        rows = await self._transaction.rows(
+            select(operations)
+            .where(
+                and_(
+                    operations.c.session_id == session_id,
+                    operations.c.seq > seq,
+                    operations.c.status == Status.COMPLETED,
+                    operations.c.kind.in_(REPLAYED),
+                    ~operations.c.window_discarded,
+                )
+            )
+            .order_by(operations.c.seq)
+        )
+        return [operation_of(row) for row in rows]
+
+    async def _fenced(self, lease: Lease) -> RowMapping:
+        session = await lock_session(self._transaction, lease.session_id)
+        if session["epoch"] != lease.epoch or session["lease_owner"] != lease.owner:
+            raise _stale(lease)
+        return session
+
+    async def _unfinished(self, operation: Operation) -> RowMapping | None:
+        """Return the row of a running operation, None when it is final or staged."""
+        return await self._transaction.first(
+            select(operations).where(
+                and_(
+                    operations.c.id == operation.id,
+                    operations.c.status == Status.RUNNING,
+                    ~operations.c.staged,
+                )
+            )
+        )
+
+    async def _advance(self, session: RowMapping, seq: int, at: datetime, **columns: Any) -> None:
+        """Count ``seq`` as applied; the session was used, and is stopped when it was only waiting for this."""
+        await self._transaction.write(
+            update(sessions)
+            .where(sessions.c.id == session["id"])
+            .values(applied_seq=max(session["applied_seq"], seq), **used(session["ttl_s"], at), **columns)
+        )
+        await settle_stop(self._transaction, SessionId(session["id"]))
+        self._transaction.announce()
+
+    async def _discard_window(self, session_id: SessionId, seq: int) -> None:
+        """Mark the gradients accumulated since the last step as thrown away by the failed operation ``seq``."""
+        steps = (OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE)
+        last = await self._transaction.first(
+            select(operations.c.seq)
+            .where(
+                and_(
+                    operations.c.session_id == session_id,
+                    operations.c.seq < seq,
+                    operations.c.status == Status.COMPLETED,
+                    operations.c.kind.in_(steps),
+                )
+            )
+            .order_by(operations.c.seq.desc())
+            .limit(1)
+        )
+        await self._transaction.write(
+            update(operations)
+            .where(
+                and_(
+                    operations.c.session_id == session_id,
+                    operations.c.seq < seq,
+                    operations.c.seq > (last["seq"] if last is not None else 0),
+                    operations.c.kind == OperationKind.FORWARD_BACKWARD,
+                    operations.c.status == Status.COMPLETED,
+                )
+            )
+            .values(window_discarded=True)
+        )
+
+
+def _ready() -> ColumnElement[bool]:
+    """The operation (of the session in the enclosing query) that a trainer may run now."""
+    return and_(
+        operations.c.session_id == sessions.c.id,
+        operations.c.seq > sessions.c.applied_seq,
+        ~operations.c.staged,
+        or_(
+            operations.c.status == Status.RUNNING,
+            and_(operations.c.status == Status.QUEUED, sessions.c.status != SessionStatus.STOPPING),
+        ),
+        or_(sessions.c.order_rule == OrderRule.ASCENDING, operations.c.seq == sessions.c.applied_seq + 1),
+    )
+
+
+def _session_failed(reason: str) -> Failure:
+    return Failure(kind=Kind.INTERNAL, code="session_failed", message=f"the session failed: {reason}")
+
+
+def _held_by(lease: Lease) -> ColumnElement[bool]:
+    return and_(
+        sessions.c.id == lease.session_id, sessions.c.epoch == lease.epoch, sessions.c.lease_owner == lease.owner
+    )
+
+
+def _stale(lease: Lease) -> StaleLease:
+    return StaleLease(f"{lease.owner} no longer holds session {lease.session_id} under epoch {lease.epoch}")

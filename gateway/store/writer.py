@@ -1,0 +1,217 @@
+"""Group commit on SQLite: concurrent units of work share one transaction, and so one fsync.
+
+One task owns the process's only writing connection. Units queue up; each gets its turn inside the open transaction,
+under a savepoint; when nobody waits, the task commits, and only then do the units return. A lone unit pays no
+delay. The write lock of the file is held while a group is open and never in between, because other processes write
+the same file.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.core.errors import Unavailable
+from gateway.store.transaction import Transaction
+
+MAX_GROUP_UNITS = 128
+MAX_GROUP_S = 0.1  # no unit waits longer than about this for its group to close
+LOCK_TIMEOUT_S = 30.0  # how long to try while another process writes
+_LOCK_RETRY_S = 0.002
+_OTHERS_TURN_S = 0.005  # left free after a group that closed with units waiting, so that other processes get in
+
+
+def _is_busy(error: OperationalError) -> bool:
+    code = error.orig.sqlite_errorcode if isinstance(error.orig, sqlite3.OperationalError) else 0
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(eq=False, kw_only=True)
+class _Unit:
+    """One unit of work on its way through the writer."""
+
+    turn: "asyncio.Future[Transaction]" = field(default_factory=_future)
+    ended: "asyncio.Future[bool]" = field(default_factory=_future)  # True: keep what it did
+    durable: "asyncio.Future[None]" = field(default_factory=_future)
+
+    def fail(self, error: BaseException) -> None:
+        """Let whatever the unit waits for raise."""
+        refusal = Unavailable("the database could not commit; nothing was recorded", code="database_unavailable")
+        refusal.__cause__ = error
+        for waited in (self.turn, self.durable):
+            if not waited.done():
+                waited.set_exception(refusal)
+                waited.exception()  # an abandoned unit must not log that nobody looked
+                return
+
+
+class GroupWriter:
+    """Serialises units of work. ``commits`` counts the transactions that were made durable."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        open_transaction: Callable[[AsyncConnection], Transaction],
+        on_change: Callable[[int], None],
+    ) -> None:
+        self._engine = engine
+        self._open_transaction = open_transaction
+        self._on_change = on_change
+        self._queue: asyncio.Queue[_Unit | None] = asyncio.Queue()
+        self._inside: set[asyncio.Task[Any] | None] = set()
+        self._open = False
+        self.commits = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["GroupWriter"]:
+        """Own the writing task; leaving waits until every queued unit is settled."""
+        task = asyncio.create_task(self._run(), name="group-writer")
+        self._open = True
+        try:
+            yield self
+        finally:
+            self._open = False
+            self._queue.put_nowait(None)
+            await task
+
+    @asynccontextmanager
+    async def unit(self) -> AsyncIterator[Transaction]:
+        """Run one unit of work; leaving it normally returns after the group's commit.
+
+        Raises:
+            Unavailable: another process held the write lock too long, or the commit failed: nothing was recorded.
+        """
+        if not self._open:
+            raise RuntimeError("the database is closed")
+        caller = asyncio.current_task()
+        if caller in self._inside:
+            raise RuntimeError("a unit of work was opened inside another one: it would wait for itself")
+        unit = _Unit()
+        self._queue.put_nowait(unit)
+        self._inside.add(caller)
+        try:
+            transaction = await unit.turn
+            yield transaction
+        except BaseException:
+            unit.ended.set_result(False)
+            raise
+        else:
+            unit.ended.set_result(True)
+        finally:
+            self._inside.discard(caller)
+        await unit.durable
+
+    async def _run(self) -> None:
+        try:
+            while (unit := await self._queue.get()) is not None:
+                if not unit.ended.done():
+                    await self._run_group(unit)
+        except BaseException as error:  # nobody may wait for a writer that is gone
+            self._open = False
+            self._fail_queued(error)
+            raise
+
+    def _fail_queued(self, error: BaseException) -> None:
+        while not self._queue.empty():
+            unit = self._queue.get_nowait()
+            if unit is None:
+                self._queue.put_nowait(None)
+                return
+            unit.fail(error)
+
+    async def _run_group(self, first: _Unit) -> None:
+        loop = asyncio.get_running_loop()
+        kept: list[_Unit] = []
+        crowded = False
+        unit: _Unit | None = first
+        try:
+            async with self._engine.connect() as connection:
+                await self._begin(connection)
+                opened, count, announced = loop.time(), 0, False
+                while unit is not None:
+                    if not unit.ended.done():
+                        count += 1
+                        transaction = await self._serve(connection, unit)
+                        if transaction is not None:
+                            kept.append(unit)
+                            announced = announced or transaction.announced
+                    crowded = count >= MAX_GROUP_UNITS or loop.time() - opened >= MAX_GROUP_S
+                    unit = None if crowded else await self._next()
+                if kept:
+                    change = await self._number_change(connection) if announced else None
+                    await connection.commit()
+                    self.commits += 1
+                    if change is not None:
+                        self._on_change(change)
+                else:
+                    await connection.rollback()
+        except BaseException as error:
+            for failed in [*kept, *([unit] if unit is not None else [])]:
+                failed.fail(error)
+            if not isinstance(error, SQLAlchemyError):
+                raise
+        else:
+            for done in kept:
+                if not done.durable.done():
+                    done.durable.set_result(None)
+        if crowded:
+            await asyncio.sleep(_OTHERS_TURN_S)
+
+    async def _serve(self, connection: AsyncConnection, unit: _Unit) -> Transaction | None:
+        """Give ``unit`` its turn; return its transaction when it is kept, None when it was rolled back.
+
+        When SQLite itself rolled the whole transaction back (disk full, I/O error), the savepoint is gone, the
+        statements here fail, and with them the group: nothing of it is acknowledged.
+        """
+        await connection.exec_driver_sql("SAVEPOINT unit")
+        transaction = self._open_transaction(connection)
+        if not unit.turn.done():
+            unit.turn.set_result(transaction)
+        keep = await unit.ended
+        await transaction.settle()
+        if not keep:
+            await connection.exec_driver_sql("ROLLBACK TO unit")
+        await connection.exec_driver_sql("RELEASE unit")
+        return transaction if keep else None
+
+    async def _next(self) -> _Unit | None:
+        """Return a unit that waits, None when the group should close."""
+        if self._queue.empty():
+            await asyncio.sleep(0)  # tasks that are ready may be about to queue one
+        if self._queue.empty():
+            return None
+        unit = self._queue.get_nowait()
+        if unit is None:
+            self._queue.put_nowait(None)
+        return unit
+
+    async def _begin(self, connection: AsyncConnection) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                await connection.exec_driver_sql("BEGIN IMMEDIATE")
+                return
+            except OperationalError as error:
+                await connection.rollback()
+                if not _is_busy(error) or loop.time() >= deadline:
+                    self._fail_queued(error)
+                    raise
+            await asyncio.sleep(_LOCK_RETRY_S)
+
+    async def _number_change(self, connection: AsyncConnection) -> int:
+        """Advance the change counter inside the transaction (see wakeups.py); return its new value."""
+        result = await connection.exec_driver_sql("PRAGMA user_version")
+        change = (int(result.scalar_one()) + 1) % 2**31
+        await connection.exec_driver_sql(f"PRAGMA user_version = {change}")
+        return change

@@ -1,0 +1,99 @@
+"""The database schema: one chain of Alembic migrations for SQLite and PostgreSQL.
+
+A database is used only at the newest revision. ``upgrade`` may run in several processes at once: one works, the others
+wait. Each migration commits as a whole or not at all.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, create_engine, event, make_url, text
+from sqlalchemy.pool import NullPool
+
+_ADVISORY_LOCK = 0x6C6F6F70  # "loop": one number that only migrations take
+_DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql+psycopg": "postgresql+psycopg"}
+
+
+def upgrade(url: str) -> None:
+    """Bring the database of ``url`` to the newest revision; a SQLite file is created with its directory.
+
+    Raises:
+        ValueError: a URL of another kind.
+    """
+    parsed = _sync_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        path = Path(str(parsed.database)).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _file_lock(path.with_name(f"{path.name}.migrate-lock")), _connect(parsed) as connection:
+            _upgrade(connection)
+    else:
+        with _connect(parsed) as lock, _connect(parsed) as connection:
+            lock.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
+            lock.commit()
+            _upgrade(connection)  # closing ``lock`` frees it
+
+
+def check(url: str) -> bool:
+    """Say whether the database exists and is at the newest revision. Creates nothing."""
+    parsed = _sync_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+        return False
+    with _connect(parsed) as connection:
+        current = MigrationContext.configure(connection).get_current_heads()
+    return set(current) == set(ScriptDirectory.from_config(_config()).get_heads())
+
+
+def _upgrade(connection: Connection) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _sync_url(url: str) -> URL:
+    parsed = make_url(url)
+    if parsed.drivername not in _DRIVERS:
+        raise ValueError(
+            f"database URL must be sqlite+aiosqlite:///... or postgresql+psycopg://..., not {parsed.drivername}"
+        )
+    return parsed.set(drivername=_DRIVERS[parsed.drivername])
+
+
+@contextmanager
+def _connect(url: URL) -> Iterator[Connection]:
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine(url, poolclass=NullPool, connect_args={"isolation_level": None, "timeout": 30})
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver would leave DDL outside the transaction
+
+    else:
+        engine = create_engine(url, poolclass=NullPool)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+__all__ = ["check", "upgrade"]

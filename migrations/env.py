@@ -1,0 +1,11 @@
+"""Run by Alembic: migrates the connection that ``migrations.upgrade`` hands over."""
+
+from alembic import context
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    transactional_ddl=True,
+    transaction_per_migration=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

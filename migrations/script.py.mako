@@ -1,0 +1,13 @@
+"""${message}."""
+
+from alembic import op
+from sqlalchemy import Column, Text
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    ${upgrades if upgrades else "pass"}
