@@ -7,7 +7,7 @@ from typing import Any
 
 from loopline._loop import BackgroundLoop
 from loopline._tokenizer import download, require_transformers
-from loopline._transport import Transport
+from loopline._transport import Transport, segment
 from loopline.results import ModelPackage
 
 
@@ -46,4 +46,4 @@ class Connection:
         group, at, number = version.rpartition("@")
         if not at or not number.isdecimal():
             raise ValueError(f"{during}: a version is written group@n here, got {version!r}")
-        return await self.transport.get(ModelPackage, f"/model_packages/{group}/{number}", during=during)
+        return await self.transport.get(ModelPackage, f"/model_packages/{segment(group)}/{number}", during=during)

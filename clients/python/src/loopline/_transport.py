@@ -8,6 +8,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar, cast
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -135,6 +136,11 @@ class _Page(BaseModel):
 def new_key() -> str:
     """Return a fresh Idempotency-Key."""
     return uuid.uuid4().hex
+
+
+def segment(name: str) -> str:
+    """Return ``name`` as one segment of a path."""
+    return quote(name, safe="")
 
 
 def checked(response: httpx.Response, during: str) -> httpx.Response:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from loopline._connection import Connection
 from loopline._retry import RetryPolicy
 from loopline._tokenizer import BaseModels
-from loopline._transport import Transport, encode
+from loopline._transport import Transport, encode, segment
 from loopline.errors import ClientStopped, LooplineError
 from loopline.results import ModelPackage, Session, Usage
 from loopline.sampling import SamplingClient
@@ -189,7 +189,7 @@ class ServiceClient:
     def stop_session(self, training_session: str) -> None:
         """Stop a session, by id or name. Stopping twice is fine."""
         during = f"stop_session {training_session}"
-        self._run(self._transport.delete(Session, f"/sessions/{training_session}", during=during))
+        self._run(self._transport.delete(Session, f"/sessions/{segment(training_session)}", during=during))
 
     def list_model_packages(
         self, *, kind: str | None = None, model_package_group: str | None = None, max_results: int | None = 10
@@ -208,7 +208,9 @@ class ServiceClient:
             found = [
                 package
                 for group in groups
-                async for package in self._transport.pages(ModelPackage, f"/model_packages/{group}", during=during)
+                async for package in self._transport.pages(
+                    ModelPackage, f"/model_packages/{segment(group)}", during=during
+                )
                 if kind is None or package.kind == kind
             ]
             return sorted(found, key=lambda package: (package.created_at, package.number), reverse=True)[:max_results]

@@ -218,7 +218,11 @@ class TrainingClient:
         return self.create_sampling_client(model_package_arn)
 
     def stop(self) -> None:
-        """Send what was called, then stop the session; what it has saved stays. Stopping twice is fine."""
+        """Send what was called, then stop the session. Stopping twice is fine.
+
+        The running operation finishes, queued ones are skipped: wait for the futures that matter first. What the
+        session has saved stays.
+        """
         self._stopped = True
         self._connection.loop.run(self._calls.stop())
 
