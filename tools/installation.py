@@ -98,9 +98,11 @@ def install_packages() -> bool:
     drop_torn_packages()
     entries = lock_entries(text)
     torch = [entry for entry in entries if entry.startswith("torch==")]
-    if torch[0].split()[0] not in installed():
+    if torch[0].split()[0] in installed():
+        say(f"[2/4] bringing {len(entries)} packages to their pinned versions (Ctrl-C is safe)")
+    else:
         need_space(ROOT, PACKAGES_BYTES)
-    say(f"[2/4] installing {len(entries)} pinned packages (3.8 GB, some minutes; Ctrl-C is safe)")
+        say(f"[2/4] installing {len(entries)} pinned packages (3.8 GB, some minutes; Ctrl-C is safe)")
     part = CACHE / "torch.lock"
     part.write_text("".join(torch))
     if pip_install(part, label="torch", count=1) != 0:
