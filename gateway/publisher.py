@@ -28,8 +28,6 @@ AT_ONCE = 32
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 10.0
 
-_log = structlog.get_logger("publisher")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Retry:
@@ -48,6 +46,7 @@ class Publisher:
         self._wakeups = wakeups
         self._clock = clock
         self._owner = owner
+        self._log = structlog.stdlib.get_logger("gateway.publisher")
         self._retries: dict[VersionId, _Retry] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -71,7 +70,7 @@ class Publisher:
                 wait_s = await self.publish_waiting() if await self._hold(LEASE_S) else RENEW_S
             except Exception:
                 # The edge of a background task: whatever broke (a database that is away), it must be tried again.
-                _log.exception("publisher_failed")
+                self._log.exception("publisher_failed")
                 wait_s = RENEW_S
             seen = await self._wakeups.wait(seen, wait_s)
 
@@ -104,7 +103,7 @@ class Publisher:
             before = self._retries.get(version.id)
             delay_s = FIRST_RETRY_S if before is None else min(2 * before.delay_s, LAST_RETRY_S)
             self._retries[version.id] = _Retry(at=time.monotonic() + delay_s, delay_s=delay_s)
-            _log.warning("publication_waits", version=version.id, code=error.code, retry_in_s=delay_s)
+            self._log.warning("publication_waits", version=version.id, code=error.code, retry_in_s=delay_s)
             return
         except CorruptArtifact as error:
             outcome = Failure(kind=Kind.INTERNAL, code="corrupt_artifact", message=str(error))

@@ -111,12 +111,13 @@ def launch_vllm(spec: EngineSpec) -> Launch:
     return Launch(command=tuple(command), environment=environment)
 
 
-def launch_scripted(spec: EngineSpec) -> Launch:
+def launch_scripted(spec: EngineSpec, *, token_delay_ms: float = 0.0) -> Launch:
     """Return how to start the scripted engine in place of ``spec``."""
     command = (
         *(sys.executable, "-m", "gateway.engines.scripted"),
         *("--port", str(spec.port)),
         *("--served-name", spec.served_name),
         *("--max-model-len", str(spec.max_model_len)),
+        *("--token-delay-ms", str(token_delay_ms)),
     )
     return Launch(command=command, environment={"LOOPLINE_SCRIPTED_KEY": spec.key})

@@ -129,12 +129,20 @@ def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine
 
 
 @pytest.fixture(scope="session")
-def tiny_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineEndpoint]:
-    """vLLM with the tiny float32 model."""
+def tiny_process(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[EngineProcess, EngineEndpoint]]:
+    """vLLM with the tiny float32 model; who stops it starts it again."""
     spec = tiny_spec(tiny_model)
     log = tmp_path_factory.mktemp("tiny-engine") / "engine.log"
-    with running_engine(launch_vllm(spec), spec.url, log):
-        yield endpoint_of(spec, vocab_size=vocab_size_of(tiny_model))
+    with running_engine(launch_vllm(spec), spec.url, log) as process:
+        yield process, endpoint_of(spec, vocab_size=vocab_size_of(tiny_model))
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_process: tuple[EngineProcess, EngineEndpoint]) -> EngineEndpoint:
+    """vLLM with the tiny float32 model."""
+    return tiny_process[1]
 
 
 @pytest.fixture(scope="session")
@@ -174,4 +182,4 @@ def all_cores() -> str:
     return ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
 
 
-__all__ = ["scripted_engine", "smollm_engine", "tiny_engine"]
+__all__ = ["scripted_engine", "smollm_engine", "tiny_engine", "tiny_process"]
