@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.fixtures import scripted_engine, smollm_engine, tiny_engine, tiny_process
 from tests.tiny_model import cached_tiny_model, smollm_directory
 
 
@@ -17,3 +18,6 @@ def tiny_model() -> Path:
 def smollm_model() -> Path:
     """SmolLM2-135M-Instruct in bfloat16: a model that really chats."""
     return smollm_directory()
+
+
+__all__ = ["scripted_engine", "smollm_engine", "smollm_model", "tiny_engine", "tiny_model", "tiny_process"]
