@@ -89,6 +89,10 @@ class Trainer:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
 
+    def stop(self) -> None:
+        """End ``run`` after the operation that runs now."""
+        self._stopping.set()
+
     async def step(self) -> bool:
         """Run one operation if one is ready; return whether there was one."""
         for session_id in self._residents.take_lost():

@@ -1,13 +1,19 @@
 """A two-layer Llama with 512 tokens: big enough to have every part, small enough for milliseconds."""
 
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import migrations
 from gateway.core.catalog import BaseModel
+from gateway.store import open_database
 from tests.trainer.builders import tiny_base
+from tests.trainer.world import HandClock, World, make_world
+from trainer.kernels import Kernels
 from trainer.peft_backend import PeftBackend, configure_torch
 
 SMALL = LlamaConfig(
@@ -53,3 +59,26 @@ def make_backend(base: BaseModel, micro_batch_tokens: int = 128) -> PeftBackend:
     return PeftBackend(
         base, device=torch.device("cpu"), compute_dtype=base.dtype, micro_batch_tokens=micro_batch_tokens
     )
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("migrated") / "loopline.db"
+    migrations.upgrade(f"sqlite+aiosqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Iterator[Kernels]:
+    with Kernels() as running:
+        yield running
+
+
+@pytest.fixture
+async def world(migrated: Path, base: BaseModel, kernels: Kernels, tmp_path: Path) -> AsyncIterator[World]:
+    shutil.copy(migrated, tmp_path / "loopline.db")
+    clock = HandClock()
+    url = f"sqlite+aiosqlite:///{tmp_path / 'loopline.db'}"
+    async with open_database(url, blob_dir=tmp_path / "blobs", clock=clock) as database:
+        await kernels.run(lambda: configure_torch(threads=1))
+        yield await make_world(database, kernels, clock, base, tmp_path / "artifacts")
