@@ -18,7 +18,7 @@ setup: ## Make .venv from the pinned lock and prepare the base model (resumable)
 	@$(PYTHON) tools/setup.py
 
 demo: setup ## Train a live session on arithmetic, watch it learn, chat with it (10 minutes)
-	@$(BIN)/python clients/cookbook/grpo_arithmetic.py --demo
+	@$(BIN)/python tools/demo.py
 
 test: setup ## Run the whole test suite
 	@$(BIN)/python tools/system_packages.py

@@ -13,13 +13,11 @@ import sys
 import time
 from statistics import fmean
 
-import loopline
-import matplotlib
 import openai
+from matplotlib.figure import Figure
 from rich.console import Console
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+import loopline
 
 PROBLEMS_PER_STEP, ANSWERS_PER_PROBLEM, MAX_TOKENS = 8, 8, 12
 HELD_OUT_SUMS, ANSWERS_PER_HELD_OUT = 12, 6  # 12 sums, each in both orders: 24 questions, 144 answers
@@ -130,13 +128,14 @@ def main() -> int:
             console.print(f"{line.meter:>16} {line.quantity:9,} tokens  ${line.cost_nanos / 1e9:.5f}")
         console.print(f"{'total':>16} {'':16}  ${bill.total_cost_nanos / 1e9:.5f}")
 
-    plt.figure(figsize=(7, 4))
-    plt.plot(range(1, len(curve) + 1), curve, marker="o", label="mean reward of the step")
-    plt.axhline(before, color="gray", linestyle=":", label=f"held out before: {before:.0%}")
-    plt.axhline(after, color="green", linestyle="--", label=f"held out after: {after:.0%}")
-    plt.gca().set(xlabel="step", ylabel="reward", ylim=(0, 1), title=f"GRPO on addition, {args.base_model}")
-    plt.legend()
-    plt.savefig(args.plot, dpi=120, bbox_inches="tight")
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
+    axes.plot(range(1, len(curve) + 1), curve, marker="o", label="mean reward of the step")
+    axes.axhline(before, color="gray", linestyle=":", label=f"held out before: {before:.0%}")
+    axes.axhline(after, color="green", linestyle="--", label=f"held out after: {after:.0%}")
+    axes.set(xlabel="step", ylabel="reward", ylim=(0, 1), title=f"GRPO on addition, {args.base_model}")
+    axes.legend()
+    figure.savefig(args.plot, dpi=120, bbox_inches="tight")
     console.print(f"Reward curve: {args.plot}")
     if after - before < MUST_RISE:
         console.print(f"[red]Held-out accuracy rose by {after - before:.2f}, less than {MUST_RISE:.2f}.[/]")

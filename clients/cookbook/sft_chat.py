@@ -13,8 +13,9 @@ import random
 import sys
 from pathlib import Path
 
-import loopline
 import openai
+
+import loopline
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--base-url", default=os.environ.get("LOOPLINE_BASE_URL", "http://127.0.0.1:8000"))
