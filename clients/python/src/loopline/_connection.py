@@ -14,8 +14,11 @@ from loopline.results import ModelPackage
 class Connection:
     """One gateway, one key, one event-loop thread."""
 
-    def __init__(self, transport: Transport, *, max_concurrent_samples: int, cache_dir: Path) -> None:
+    def __init__(
+        self, transport: Transport, *, sample_timeout_s: float, max_concurrent_samples: int, cache_dir: Path
+    ) -> None:
         self.transport = transport
+        self.sample_timeout_s = sample_timeout_s
         self.loop = BackgroundLoop(transport.aclose)
         self.sampling_slots = asyncio.Semaphore(max_concurrent_samples)
         self._cache_dir = cache_dir

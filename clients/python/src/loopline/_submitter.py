@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 
-from loopline._transport import POLL_S, Transport, new_key, parse, validate
+from loopline._transport import Transport, new_key, parse, validate
 from loopline.errors import ApiError, OperationError, ResultMismatchError
 from loopline.results import Billed
 
@@ -136,8 +136,8 @@ class Submitter:
             # Also asked once when the submit's answer already says "completed": that one carries no result.
             while operation.status in PENDING or (operation.status == "completed" and operation.result is None):
                 asked = transport.retry.clock()
-                operation = await transport.get(Operation, path, during=during, wait=POLL_S)
-                if operation.status in PENDING and transport.retry.clock() - asked < POLL_S / 2:
+                operation = await transport.get(Operation, path, during=during, wait=transport.poll_s)
+                if operation.status in PENDING and transport.retry.clock() - asked < transport.poll_s / 2:
                     await transport.retry.sleep(EARLY_POLL_S)
                 if operation.status == "completed" and operation.result is None:
                     raise ResultMismatchError(f"{during}: completed without a result")

@@ -19,7 +19,7 @@ from loopline.errors import ApiError, ConnectionFailed, ResultMismatchError, api
 M = TypeVar("M", bound=BaseModel)
 
 MOUNT = "/training/v1"
-POLL_S = 30  # seconds the gateway holds a poll; well below the read timeout
+POLL_S = 30.0  # how long the gateway is asked to hold a poll; half the timeout when that is less
 PAGE = 100
 
 JSON = {"Content-Type": "application/json"}
@@ -49,11 +49,11 @@ class Transport:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.retry = retry
+        self.poll_s = min(POLL_S, timeout_s / 2)
         self._http = httpx.AsyncClient(
             base_url=self.base_url + MOUNT,
             headers={"Authorization": f"Bearer {api_key}"},
-            # A free connection may be long in coming when many samples are in flight: waiting for it is no error.
-            timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),
+            timeout=_timeout(timeout_s),
             limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
             transport=transport,
         )
@@ -68,10 +68,13 @@ class Transport:
         *,
         during: str,
         content: bytes | None = None,
-        params: Mapping[str, str | int] | None = None,
+        params: Mapping[str, str | float] | None = None,
         idempotency_key: str | None = None,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Send one request, retries included, and return the answer, an error status too.
+
+        ``timeout_s`` is how long one try may stay without an answer, when that is not the transport's.
 
         Raises:
             ConnectionFailed: no answer came.
@@ -80,8 +83,12 @@ class Transport:
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
 
+        timeout = self._http.timeout if timeout_s is None else _timeout(timeout_s)
+
         async def attempt() -> httpx.Response:
-            return await self._http.request(method, path, content=content, params=params, headers=headers)
+            return await self._http.request(
+                method, path, content=content, params=params, headers=headers, timeout=timeout
+            )
 
         try:
             return await self.retry.answer(attempt, during)
@@ -89,7 +96,7 @@ class Transport:
             reason = str(error) or type(error).__name__
             raise ConnectionFailed(f"{during}: no answer from {self.base_url}: {reason}", during) from error
 
-    async def get(self, kind: type[M], path: str, *, during: str, **params: str | int | None) -> M:
+    async def get(self, kind: type[M], path: str, *, during: str, **params: str | float | None) -> M:
         """Return the parsed answer of a GET; parameters that are None are left out.
 
         Raises:
@@ -106,9 +113,11 @@ class Transport:
         answer = await self.ask("GET", path, during=during)
         return checked(answer.response, during).content
 
-    async def post(self, kind: type[M], path: str, body: bytes, *, during: str) -> M:
+    async def post(self, kind: type[M], path: str, body: bytes, *, during: str, timeout_s: float | None = None) -> M:
         """Do one piece of work exactly once and return the parsed answer; raises as ``get``."""
-        answer = await self.ask("POST", path, during=during, content=body, idempotency_key=new_key())
+        answer = await self.ask(
+            "POST", path, during=during, content=body, idempotency_key=new_key(), timeout_s=timeout_s
+        )
         return parse(kind, answer.response, during)
 
     async def delete(self, kind: type[M], path: str, *, during: str) -> M:
@@ -126,6 +135,11 @@ class Transport:
             if page.next is None:
                 return
             after = page.next
+
+
+def _timeout(seconds: float) -> httpx.Timeout:
+    # A free connection may be long in coming when many samples are in flight: waiting for it is no error.
+    return httpx.Timeout(seconds, connect=min(seconds, 10.0), pool=None)
 
 
 class _Page(BaseModel):

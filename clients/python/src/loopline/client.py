@@ -23,6 +23,7 @@ from loopline.training import TrainingClient
 T = TypeVar("T")
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000"
+TIMEOUT_S = 60.0
 SAMPLE_TIMEOUT_S = 600.0  # one request answers all its samples at once
 
 
@@ -55,7 +56,8 @@ class ServiceClient:
 
     ``base_url`` falls back to the environment's LOOPLINE_BASE_URL, then to http://127.0.0.1:8000; ``api_key`` to
     LOOPLINE_API_KEY. ``model_package_group`` is where sessions save unless they name a group, ``session_name_prefix``
-    begins generated session names. ``timeout_s`` bounds one try of one request, ``retry`` says how long to keep trying.
+    begins generated session names. ``timeout_s`` bounds one try of one request (``sample_timeout_s`` of one
+    that samples or scores), ``retry`` says how long to keep trying.
     Tokenizer files are kept in ``cache_dir`` (``~/.cache/loopline``). ``transport`` replaces the network.
 
     Close it, or use it as a context manager, to end its background thread; sessions live on until they are stopped.
@@ -71,7 +73,8 @@ class ServiceClient:
         *,
         model_package_group: str | None = None,
         session_name_prefix: str | None = None,
-        timeout_s: float = SAMPLE_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
+        sample_timeout_s: float = SAMPLE_TIMEOUT_S,
         max_concurrent_samples: int = 64,
         retry: RetryPolicy | None = None,
         cache_dir: str | Path | None = None,
@@ -95,6 +98,7 @@ class ServiceClient:
         )
         self._connection = Connection(
             wire,
+            sample_timeout_s=sample_timeout_s,
             max_concurrent_samples=max_concurrent_samples,
             cache_dir=Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "loopline",
         )

@@ -15,6 +15,7 @@ from loopline.results import SampleResponse
 from loopline.types import SamplingParams, to_params
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 
 class _Scores(BaseModel):
@@ -152,15 +153,20 @@ class SamplingClient:
 
     async def _sample(self, body: bytes) -> tuple[str, SampleResponse]:
         during = f"sample from {self._name}"
-        answer = await self._connection.transport.post(SampleResponse, f"{self._path}/sample", body, during=during)
+        answer = await self._post(SampleResponse, "sample", body, during)
         return answer.id, answer
 
     async def _score(self, body: bytes, length: int) -> tuple[str, list[float | None]]:
         during = f"compute_logprobs with {self._name}"
-        answer = await self._connection.transport.post(_Scores, f"{self._path}/logprobs", body, during=during)
+        answer = await self._post(_Scores, "logprobs", body, during)
         if len(answer.logprobs) != length:
             raise ResultMismatchError(f"{during}: {len(answer.logprobs)} logprobs for {length} tokens")
         return answer.id, answer.logprobs
+
+    async def _post(self, kind: type[M], verb: str, body: bytes, during: str) -> M:
+        connection = self._connection
+        path = f"{self._path}/{verb}"
+        return await connection.transport.post(kind, path, body, during=during, timeout_s=connection.sample_timeout_s)
 
     async def _find_base_model(self) -> str:
         if self._base_model is None:
