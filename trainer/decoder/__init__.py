@@ -1,0 +1,11 @@
+"""A lean decoder for LoRA training: shared prefixes once, no padding, no copy of frozen weights, tiled unembedding.
+
+``LoraDecoder`` computes target log-probabilities that are differentiable in the adapter's masters; ``supports`` tells
+for which transformers configs. Everything else stays with the plain PEFT path.
+"""
+
+from trainer.decoder.decoder import DecoderSettings, LoraDecoder
+from trainer.decoder.plan import MicroBatch, PlanSettings, plan
+from trainer.decoder.weights import supports
+
+__all__ = ["DecoderSettings", "LoraDecoder", "MicroBatch", "PlanSettings", "plan", "supports"]

@@ -1,0 +1,214 @@
+"""One decoder layer, forward and backward by hand, over the packed rows of a micro-batch.
+
+Suffixes: T rows, D hidden features, E features of a projection, F features of the MLP. The residual stream and its
+gradient may be wider than the compute dtype, in which every matrix product runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.decoder import attention, ops
+from trainer.decoder.attention import DeviceBlock, Heads
+from trainer.decoder.lora import Gradients, LayerLora
+from trainer.decoder.weights import Layer, Projection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What all layers share: rotary factors [T, 1, head size / 2], attention blocks, dtype, epsilon."""
+
+    cos: Tensor
+    sin: Tensor
+    blocks: Sequence[DeviceBlock]
+    heads: Heads
+    dtype: torch.dtype
+    eps: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Saved:
+    """What backward reads again. ``raw_qk`` only where q and k are normalised."""
+
+    rstd1: Tensor
+    z_qkv: Tensor | None
+    raw_qk: Tensor | None
+    rstd_qk: tuple[Tensor, Tensor] | None
+    qk: Tensor
+    v: Tensor
+    probs: list[Tensor | None]
+    attended: Tensor
+    z_o: Tensor | None
+    x2: Tensor
+    rstd2: Tensor
+    z_gate_up: Tensor | None
+    gate: Tensor
+    up: Tensor
+    z_down: Tensor | None
+
+
+def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bool) -> tuple[Tensor, Saved | None]:
+    """Return the layer's output and, with ``save``, what ``backward`` needs beside ``x_TD``."""
+    heads = rows.heads
+    split = heads.query * heads.size
+    count = x_TD.shape[0]
+    h, rstd1 = ops.rms_norm(x_TD, layer.input_norm, rows.eps, rows.dtype)
+    qk = h.new_empty((count, split + heads.kv * heads.size))
+    q, k = qk[:, :split], qk[:, split:]
+    _project(h, layer.q, q)
+    _project(h, layer.k, k)
+    v = _project(h, layer.v, h.new_empty((count, heads.kv * heads.size)))
+    z_qkv = lora.qkv.inner(h)
+    lora.qkv.add(z_qkv, (q, k, v))
+    del h
+    raw_qk, rstd_qk = None, None
+    if layer.q_norm is not None and layer.k_norm is not None:
+        raw_qk = qk
+        qk, rstd_qk = _normalise_heads(qk, layer.q_norm, layer.k_norm, rows)
+    ops.rotate_(qk.view(count, heads.query + heads.kv, heads.size), rows.cos, rows.sin)
+    attended, probs = attention.forward(qk, v, rows.blocks, heads, keep=save)
+    z_o = lora.o.inner(attended)
+    x2 = _add_projection(x_TD, attended, layer.o, z_o, lora, "o")
+    h, rstd2 = ops.rms_norm(x2, layer.post_norm, rows.eps, rows.dtype)
+    gate = _project(h, layer.gate, h.new_empty((count, layer.gate.weight.shape[0])))
+    up = _project(h, layer.up, torch.empty_like(gate))
+    z_gate_up = lora.gate_up.inner(h)
+    lora.gate_up.add(z_gate_up, (gate, up))
+    del h
+    act = ops.swiglu(gate, up)
+    z_down = lora.down.inner(act)
+    x3 = _add_projection(x2, act, layer.down, z_down, lora, "down")
+    if not save:
+        return x3, None
+    saved = Saved(
+        rstd1=rstd1,
+        z_qkv=z_qkv,
+        raw_qk=raw_qk,
+        rstd_qk=rstd_qk,
+        qk=qk,
+        v=v,
+        probs=probs,
+        attended=attended,
+        z_o=z_o,
+        x2=x2,
+        rstd2=rstd2,
+        z_gate_up=z_gate_up,
+        gate=gate,
+        up=up,
+        z_down=z_down,
+    )
+    return x3, saved
+
+
+def backward_(
+    dx_TD: Tensor,
+    x_TD: Tensor,
+    saved: Saved,
+    layer: Layer,
+    lora: LayerLora,
+    rows: Rows,
+    sink: Gradients,
+    *,
+    first: bool,
+) -> None:
+    """Turn the gradient of the output into that of the input, in place, and put LoRA gradients into ``sink``.
+
+    With ``first`` nothing below needs the input's gradient, and ``dx_TD`` is left meaningless.
+    """
+    heads = rows.heads
+    dy = dx_TD.to(rows.dtype)
+    dz = lora.down.inner_gradient((dy,))
+    d_act = _into_inner(torch.mm(dy, layer.down.weight), dz, lora.down.A_RI)
+    d_gate, d_up, act = ops.swiglu_backward(d_act, saved.gate, saved.up)
+    lora.down.collect(act, saved.z_down, dz, (dy,), sink)
+    del act
+    dz = lora.gate_up.inner_gradient((d_gate, d_up))
+    h = ops.apply_rms_norm(saved.x2, saved.rstd2, layer.post_norm, rows.dtype)
+    lora.gate_up.collect(h, saved.z_gate_up, dz, (d_gate, d_up), sink)
+    del h
+    dh = torch.mm(d_gate, layer.gate.weight).addmm_(d_up, layer.up.weight)
+    dh = _into_inner(dh, dz, lora.gate_up.A_RI)
+    del d_gate, d_up, d_act
+    ops.rms_norm_backward_(dx_TD, dh, saved.x2, saved.rstd2, layer.post_norm)
+
+    dy = dx_TD.to(rows.dtype)
+    dz = lora.o.inner_gradient((dy,))
+    lora.o.collect(saved.attended, saved.z_o, dz, (dy,), sink)
+    d_attended = _into_inner(torch.mm(dy, layer.o.weight), dz, lora.o.A_RI)
+    dqk, dv = attention.backward(d_attended, saved.qk, saved.v, rows.blocks, heads, saved.probs)
+    ops.rotate_(dqk.view(dqk.shape[0], heads.query + heads.kv, heads.size), rows.cos, -rows.sin)
+    if saved.raw_qk is not None and saved.rstd_qk is not None:
+        dqk = _normalise_heads_backward(dqk, saved.raw_qk, saved.rstd_qk, layer, rows)
+    split = heads.query * heads.size
+    gradients = (dqk[:, :split], dqk[:, split:], dv)
+    dz = lora.qkv.inner_gradient(gradients)
+    if dz is not None:
+        h = ops.apply_rms_norm(x_TD, saved.rstd1, layer.input_norm, rows.dtype)
+        lora.qkv.collect(h, saved.z_qkv, dz, gradients, sink)
+        del h
+    if first:
+        return
+    dh = torch.mm(gradients[0], layer.q.weight).addmm_(gradients[1], layer.k.weight).addmm_(dv, layer.v.weight)
+    ops.rms_norm_backward_(dx_TD, _into_inner(dh, dz, lora.qkv.A_RI), x_TD, saved.rstd1, layer.input_norm)
+
+
+def _project(x_TD: Tensor, projection: Projection, out_TE: Tensor) -> Tensor:
+    if projection.bias is None:
+        return torch.mm(x_TD, projection.weight.t(), out=out_TE)
+    return torch.addmm(projection.bias, x_TD, projection.weight.t(), out=out_TE)
+
+
+def _add_projection(
+    x_TD: Tensor, y_TE: Tensor, projection: Projection, z: Tensor | None, lora: LayerLora, name: str
+) -> Tensor:
+    """Return ``x + y W^T (+ bias) + LoRA`` in the dtype of the residual stream."""
+    group = lora.o if name == "o" else lora.down
+    if x_TD.dtype == y_TE.dtype:
+        out = torch.addmm(x_TD, y_TE, projection.weight.t())
+    else:
+        out = torch.mm(y_TE, projection.weight.t())
+    if projection.bias is not None:
+        out.add_(projection.bias)
+    group.add(z, (out,))
+    return out if x_TD.dtype == y_TE.dtype else x_TD + out
+
+
+def _into_inner(dx: Tensor, dz: Tensor | None, A: Tensor | None) -> Tensor:
+    return dx if dz is None or A is None else dx.addmm_(dz, A)
+
+
+def _normalise_heads(
+    raw_qk: Tensor, q_norm: Tensor, k_norm: Tensor, rows: Rows
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    heads = rows.heads
+    split = heads.query * heads.size
+    out = torch.empty_like(raw_qk)
+    rstds: list[Tensor] = []
+    for part, weight in ((slice(0, split), q_norm), (slice(split, None), k_norm)):
+        each = raw_qk[:, part].unflatten(1, (-1, heads.size))
+        normed, rstd = ops.rms_norm(each, weight, rows.eps, rows.dtype)
+        out[:, part] = normed.flatten(1)
+        rstds.append(rstd)
+    return out, (rstds[0], rstds[1])
+
+
+def _normalise_heads_backward(
+    dqk: Tensor, raw_qk: Tensor, rstds: tuple[Tensor, Tensor], layer: Layer, rows: Rows
+) -> Tensor:
+    assert layer.q_norm is not None and layer.k_norm is not None
+    heads = rows.heads
+    split = heads.query * heads.size
+    total = torch.zeros(dqk.shape, dtype=torch.float32, device=dqk.device)
+    halves = ((slice(0, split), layer.q_norm, rstds[0]), (slice(split, None), layer.k_norm, rstds[1]))
+    for part, weight, rstd in halves:
+        each = (-1, heads.size)
+        ops.rms_norm_backward_(
+            total[:, part].unflatten(1, each),
+            dqk[:, part].unflatten(1, each),
+            raw_qk[:, part].unflatten(1, each),
+            rstd,
+            weight,
+        )
+    return total.to(rows.dtype)
