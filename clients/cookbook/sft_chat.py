@@ -31,6 +31,8 @@ parser.add_argument("--seed", type=int, default=1)
 
 def main() -> int:
     args = parser.parse_args()
+    if not args.data.is_file():
+        parser.error(f"there is no file {args.data}")
     conversations = [json.loads(line)["messages"] for line in args.data.read_text().splitlines() if line.strip()]
     if not conversations:
         parser.error(f"{args.data} holds no conversation")
