@@ -273,6 +273,14 @@ class WorkStore(Protocol):
         """Raises StaleLease."""
         ...
 
+    async def fail_session(self, lease: Lease, reason: str, *, at: datetime) -> None:
+        """End a session whose state cannot be rebuilt: its running operation fails, queued ones are skipped.
+
+        Raises:
+            StaleLease: nothing was written.
+        """
+        ...
+
     async def completed_after(self, session_id: SessionId, seq: int) -> Sequence[Operation]:
         """Completed forward_backward, optim_step and load_state operations after ``seq``, in order: what a replay
         runs. Outcomes are left out."""

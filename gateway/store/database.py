@@ -4,7 +4,7 @@
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -113,6 +113,7 @@ async def open_database(url: str, *, blob_dir: Path, clock: Clock | None = None)
 
     Raises:
         ValueError: a URL of another kind.
+        Unavailable: the database is away.
         WeakDurability: (gateway.store.durability) the server or file would not keep what it acknowledges.
     """
     parsed = make_url(url)
@@ -124,5 +125,7 @@ async def open_database(url: str, *, blob_dir: Path, clock: Clock | None = None)
             opened = open_postgres(parsed, blob_dir=blob_dir, clock=clock)
         case other:
             raise ValueError(f"database URL must be sqlite+aiosqlite:///... or postgresql+psycopg://..., not {other}")
-    async with opened as transactions:
+    async with AsyncExitStack() as stack:
+        with _translated():
+            transactions = await stack.enter_async_context(opened)
         yield SqlDatabase(transactions)

@@ -24,6 +24,7 @@ from gateway.store.tables import operations, sessions
 from gateway.store.text import missing, require_id, require_storable, storable
 from gateway.store.transaction import Transaction
 
+WINDOW_ENDING = (OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE)  # also when they fail
 _IDS_PER_QUERY = 500
 
 
@@ -193,7 +194,8 @@ class SqlOperationStore:
 
     async def fail_gaps(self, *, older_than: datetime) -> Sequence[OperationId]:
         """As the port says. The missing seq is given up (a late one is refused), and as nobody knows what it held,
-        the gradient window counts as incomplete: the next optim_step fails instead of stepping on a part.
+        the gradient window counts as incomplete: the next optim_step fails instead of stepping on a part. One that
+        fails here is that next one, and ends the window.
         """
         rows = await self._transaction.rows(
             select(sessions.c.id)
@@ -239,6 +241,9 @@ class SqlOperationStore:
             await record_outcome(
                 self._transaction, row, _never_arrived(row["seq"], missing_seq), self._transaction.clock.now()
             )
+            if row["kind"] in WINDOW_ENDING:
+                broken_by = None
+                await discard_window(self._transaction, session_id, row["seq"])
             applied_seq = row["seq"]
             failed.append(OperationId(row["id"]))
         if missing_seq is not None:
@@ -311,6 +316,36 @@ async def record_outcome(transaction: Transaction, row: RowMapping, outcome: Out
         update(operations)
         .where(operations.c.id == row["id"])
         .values(status=status.value, staged=False, outcome_digest=digest, finished_at=at)
+    )
+
+
+async def discard_window(transaction: Transaction, session_id: SessionId, seq: int) -> None:
+    """Mark the gradients accumulated before the failed operation ``seq`` as thrown away: a replay leaves them out."""
+    ended = func.coalesce(
+        select(func.max(operations.c.seq))
+        .where(
+            and_(
+                operations.c.session_id == session_id,
+                operations.c.seq < seq,
+                operations.c.status == Status.COMPLETED,
+                operations.c.kind.in_(WINDOW_ENDING),
+            )
+        )
+        .scalar_subquery(),
+        0,
+    )
+    await transaction.write(
+        update(operations)
+        .where(
+            and_(
+                operations.c.session_id == session_id,
+                operations.c.seq < seq,
+                operations.c.seq > ended,
+                operations.c.kind == OperationKind.FORWARD_BACKWARD,
+                operations.c.status == Status.COMPLETED,
+            )
+        )
+        .values(window_discarded=True)
     )
 
 

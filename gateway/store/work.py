@@ -20,14 +20,14 @@ from gateway.core.sessions import Activity, OrderRule, SessionStatus, Snapshot
 from gateway.core.usage import UsageFact
 from gateway.core.versions import NewVersion
 from gateway.store.blobs import SqlBlobStore
-from gateway.store.operations import operation_of, record_outcome
+from gateway.store.operations import WINDOW_ENDING, discard_window, operation_of, record_outcome
 from gateway.store.sessions import end_session, lock_session, read_session, settle_stop, used
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.transaction import Transaction
 from gateway.store.usage import SqlUsageStore
 from gateway.store.versions import register_version, version_of_operation
 
-REPLAYED = (OperationKind.FORWARD_BACKWARD, OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE)
+REPLAYED = (OperationKind.FORWARD_BACKWARD, *WINDOW_ENDING)
 
 
 class SqlWorkStore:
@@ -158,10 +158,9 @@ class SqlWorkStore:
         broken_by = session["window_broken_by"]
         if operation.kind is OperationKind.FORWARD_BACKWARD and isinstance(outcome, Failure):
             broken_by = broken_by or operation.seq
-        elif operation.kind in (OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE):
-            ended = operation.kind is OperationKind.OPTIM_STEP or broken_by is not None
-            if ended and isinstance(outcome, Failure):
-                await self._discard_window(lease.session_id, operation.seq)
+        elif operation.kind in WINDOW_ENDING:
+            if isinstance(outcome, Failure):
+                await discard_window(self._transaction, lease.session_id, operation.seq)
             broken_by = None
         step = session["optimizer_step"]
         if isinstance(outcome, OptimStepResult | LoadStateResult):
@@ -213,8 +212,7 @@ class SqlWorkStore:
         await end_session(self._transaction, lease.session_id, SessionStatus.FAILED, at, failure=reason)
 
     async def completed_after(self, session_id: SessionId, seq: int) -> Sequence[Operation]:
-        """As the port says. Left out are gradients that a failed optim_step threw away unused: it ends the window
-        like one that succeeds."""
+        """As the port says. Left out are gradients that a failed optim_step or load_state threw away unused."""
         rows = await self._transaction.rows(
             select(operations)
             .where(
@@ -257,36 +255,6 @@ class SqlWorkStore:
         )
         await settle_stop(self._transaction, SessionId(session["id"]))
         self._transaction.announce()
-
-    async def _discard_window(self, session_id: SessionId, seq: int) -> None:
-        """Mark the gradients accumulated since the last step as thrown away by the failed operation ``seq``."""
-        steps = (OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE)
-        last = await self._transaction.first(
-            select(operations.c.seq)
-            .where(
-                and_(
-                    operations.c.session_id == session_id,
-                    operations.c.seq < seq,
-                    operations.c.status == Status.COMPLETED,
-                    operations.c.kind.in_(steps),
-                )
-            )
-            .order_by(operations.c.seq.desc())
-            .limit(1)
-        )
-        await self._transaction.write(
-            update(operations)
-            .where(
-                and_(
-                    operations.c.session_id == session_id,
-                    operations.c.seq < seq,
-                    operations.c.seq > (last["seq"] if last is not None else 0),
-                    operations.c.kind == OperationKind.FORWARD_BACKWARD,
-                    operations.c.status == Status.COMPLETED,
-                )
-            )
-            .values(window_discarded=True)
-        )
 
 
 def _ready() -> ColumnElement[bool]:

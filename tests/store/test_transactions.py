@@ -1,0 +1,326 @@
+"""Units of work: shared commits, isolation of one from the other, cancellation, failure."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from gateway.core.errors import Unavailable
+from gateway.store import SqlDatabase, WeakDurability, open_database
+from gateway.store import writer as writer_module
+from gateway.store.sqlite import SqliteTransactions
+from tests.postgres import PostgresServer
+from tests.store.bench import HandClock, open_bench
+
+
+async def projects(database: SqlDatabase) -> list[str]:
+    """Return the names of the projects, as a fresh reader sees them."""
+    async with database.read() as unit:
+        transaction = unit.keys._transaction  # pyright: ignore[reportPrivateUsage]
+        rows = await transaction.rows(text("SELECT name FROM projects ORDER BY name"))
+    return [row["name"] for row in rows]
+
+
+async def add(database: SqlDatabase, name: str) -> None:
+    async with database.write() as unit:
+        await unit.keys.ensure_project(name)
+
+
+@pytest.fixture
+async def sqlite(sqlite_url: str, tmp_path: Path) -> AsyncIterator[SqlDatabase]:
+    async with open_database(sqlite_url, blob_dir=tmp_path / "blobs") as database:
+        yield database
+
+
+async def test_concurrent_units_share_their_commits(sqlite: SqlDatabase) -> None:
+    before = sqlite.commits
+
+    await asyncio.gather(*(add(sqlite, f"p{index:02}") for index in range(64)))
+
+    assert sqlite.commits - before <= 16
+    assert len(await projects(sqlite)) == 64
+
+
+async def test_a_unit_on_its_own_is_committed_when_it_returns(sqlite: SqlDatabase) -> None:
+    before = sqlite.commits
+    await add(sqlite, "one")
+
+    assert (sqlite.commits - before, await projects(sqlite)) == (1, ["one"])
+
+
+async def test_a_unit_returns_only_when_its_group_is_committed(sqlite: SqlDatabase) -> None:
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        async with sqlite.write() as unit:
+            await unit.keys.ensure_project("slow")
+            inside.set()
+            await leave.wait()
+
+    first = asyncio.create_task(add(sqlite, "quick"))
+    second = asyncio.create_task(slow())
+    await inside.wait()
+
+    assert not first.done()
+    assert await projects(sqlite) == []
+    leave.set()
+    await asyncio.gather(first, second)
+    assert await projects(sqlite) == ["quick", "slow"]
+
+
+async def test_a_failing_unit_undoes_itself_and_nothing_else(database: SqlDatabase) -> None:
+    async def fails() -> None:
+        async with database.write() as unit:
+            await unit.keys.ensure_project("bad")
+            raise ZeroDivisionError
+
+    outcomes = await asyncio.gather(
+        *(fails() if index % 3 == 1 else add(database, f"good-{index}") for index in range(9)),
+        return_exceptions=True,
+    )
+
+    assert [type(outcome) for outcome in outcomes].count(ZeroDivisionError) == 3
+    assert await projects(database) == [f"good-{index}" for index in (0, 2, 3, 5, 6, 8)]
+
+
+async def test_a_cancelled_unit_undoes_itself_and_nothing_else(database: SqlDatabase) -> None:
+    inside = asyncio.Event()
+
+    async def hangs() -> None:
+        async with database.write() as unit:
+            await unit.keys.ensure_project("cancelled")
+            inside.set()
+            await asyncio.Event().wait()
+
+    good = asyncio.create_task(add(database, "good"))
+    hanging = asyncio.create_task(hangs())
+    later = asyncio.create_task(add(database, "later"))
+    await inside.wait()
+    hanging.cancel()
+
+    await asyncio.gather(good, later)
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    assert await projects(database) == ["good", "later"]
+
+
+async def test_units_cancelled_at_any_moment_harm_no_other(database: SqlDatabase) -> None:
+    """Cancel every other unit after a different number of event loop turns, statements in flight included."""
+
+    async def victim(index: int) -> None:
+        async with database.write() as unit:
+            for step in range(5):
+                await unit.keys.ensure_project(f"victim-{index}-{step}")
+
+    async def cancelled_after(turns: int) -> None:
+        task = asyncio.create_task(victim(turns))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    await asyncio.gather(
+        *(cancelled_after(3 * index) for index in range(30)),
+        *(add(database, f"good-{index:02}") for index in range(30)),
+    )
+
+    names = await projects(database)
+    assert [name for name in names if name.startswith("good")] == [f"good-{index:02}" for index in range(30)]
+    victims = [name for name in names if name.startswith("victim")]
+    assert len(victims) % 5 == 0  # each is there as a whole or not at all
+
+
+async def test_a_cancelled_read_gives_its_connection_back(database: SqlDatabase) -> None:
+    async def read() -> None:
+        await projects(database)
+
+    for turns in range(40):
+        task = asyncio.create_task(read())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    assert await asyncio.wait_for(projects(database), 5) == []
+
+
+async def test_a_unit_inside_a_unit_is_refused_instead_of_waiting_for_itself(database: SqlDatabase) -> None:
+    async with database.write():
+        with pytest.raises(RuntimeError, match="inside another"):
+            await add(database, "inner")
+
+    await add(database, "after")
+
+
+async def test_when_the_commit_fails_every_unit_of_the_group_is_told(
+    sqlite: SqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = AsyncConnection.commit
+
+    async def full(connection: AsyncConnection) -> None:
+        await connection.exec_driver_sql("SELECT * FROM disk_is_full")
+
+    monkeypatch.setattr(AsyncConnection, "commit", full)
+    outcomes = await asyncio.gather(*(add(sqlite, f"p{index}") for index in range(5)), return_exceptions=True)
+    monkeypatch.setattr(AsyncConnection, "commit", commit)
+
+    assert {type(outcome) for outcome in outcomes} == {Unavailable}
+    assert await projects(sqlite) == []
+    await add(sqlite, "later")
+    assert await projects(sqlite) == ["later"]
+
+
+async def test_a_file_that_another_process_holds_too_long_is_unavailable(
+    sqlite: SqlDatabase, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "LOCK_TIMEOUT_S", 0.05)
+    engine = create_async_engine(sqlite_url, connect_args={"isolation_level": None})
+    async with engine.connect() as other:
+        await other.exec_driver_sql("BEGIN IMMEDIATE")
+        with pytest.raises(Unavailable) as refused:
+            await add(sqlite, "waits")
+        await other.rollback()
+    await engine.dispose()
+
+    assert refused.value.code == "database_unavailable"
+    await add(sqlite, "later")
+
+
+async def test_an_idle_writer_leaves_the_file_to_other_processes(
+    sqlite: SqlDatabase, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with open_database(sqlite_url, blob_dir=tmp_path / "blobs") as other:
+        for index in range(3):
+            await add(sqlite, f"here-{index}")
+            await add(other, f"there-{index}")
+
+        assert len(await projects(sqlite)) == 6
+
+
+async def test_two_busy_writers_of_one_file_both_get_their_turn(
+    sqlite: SqlDatabase, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with open_database(sqlite_url, blob_dir=tmp_path / "blobs") as other:
+        await asyncio.gather(
+            *(add(sqlite, f"here-{index}") for index in range(100)),
+            *(add(other, f"there-{index}") for index in range(100)),
+        )
+
+        assert len(await projects(sqlite)) == 200
+
+
+async def test_closing_waits_for_the_units_that_are_queued(sqlite_url: str, tmp_path: Path) -> None:
+    async with open_database(sqlite_url, blob_dir=tmp_path / "blobs") as database:
+        tasks = [asyncio.create_task(add(database, f"p{index}")) for index in range(5)]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+
+    async with open_database(sqlite_url, blob_dir=tmp_path / "blobs") as database:
+        assert len(await projects(database)) == 5
+    with pytest.raises(RuntimeError, match="closed"):
+        await add(database, "late")
+
+
+async def test_sqlite_runs_with_wal_and_full_fsync(sqlite: SqlDatabase) -> None:
+    transactions = sqlite._transactions  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(transactions, SqliteTransactions)
+    async with transactions.write() as transaction:
+        pragmas = {
+            name: (await transaction.rows(text(f"PRAGMA {name}")))[0][name]
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        }
+
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite+aiosqlite://",
+        "sqlite+aiosqlite:///:memory:",
+        "sqlite+aiosqlite:///file.db?cache=shared",
+        "sqlite:///file.db",
+        "mysql://host/name",
+    ],
+)
+async def test_a_database_that_cannot_be_durable_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="URL must"):
+        async with open_database(url, blob_dir=tmp_path):
+            pass
+
+
+async def test_a_server_that_may_forget_is_refused(postgres: PostgresServer, postgres_url: str, tmp_path: Path) -> None:
+    database = sql.Identifier(postgres_url.split("?")[0].rsplit("/", 1)[1])
+    with postgres.connect() as connection:
+        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(database))
+
+    with pytest.raises(WeakDurability, match="synchronous_commit=off"):
+        async with open_database(postgres_url, blob_dir=tmp_path):
+            pass
+
+
+async def test_a_server_that_went_away_is_unavailable_and_then_works_again(
+    postgres: PostgresServer, postgres_url: str, tmp_path: Path, clock: HandClock
+) -> None:
+    async with open_database(postgres_url, blob_dir=tmp_path / "blobs", clock=clock) as database:
+        seen = await database.wakeups.wait(0, 5)
+        with postgres.connect() as connection:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+
+        await (await open_bench(database, clock)).open()  # the pool notices
+        assert await asyncio.wait_for(database.wakeups.wait(seen, 30), 5) != seen  # the listener reconnects
+
+
+async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        async with open_database(f"postgresql+psycopg://nobody@/x?host={tmp_path}", blob_dir=tmp_path):
+            pass
+
+
+_ACKNOWLEDGER = """
+import asyncio, sys
+from pathlib import Path
+from gateway.store import open_database
+
+async def main():
+    async with open_database(sys.argv[1], blob_dir=Path(sys.argv[2])) as database:
+        async def write(lane):
+            for index in range(10_000):
+                async with database.write() as unit:
+                    await unit.keys.ensure_project(f"p-{lane}-{index}")
+                print(f"p-{lane}-{index}", flush=True)
+        await asyncio.gather(*(write(lane) for lane in range(8)))
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_process_acknowledged_is_there(url: str, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _ACKNOWLEDGER,
+        url,
+        str(tmp_path / "blobs"),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout is not None
+    acknowledged = [await process.stdout.readline() for _ in range(60)]
+    process.kill()
+    acknowledged += [line for line in (await process.stdout.read()).splitlines(keepends=True) if line[-1:] == b"\n"]
+    await process.wait()
+
+    async with open_database(url, blob_dir=tmp_path / "blobs") as database:
+        there = set(await projects(database))
+    assert len(acknowledged) >= 60
+    assert {line.decode().strip() for line in acknowledged} <= there
