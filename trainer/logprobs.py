@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-_CHUNK_BYTES = 64 * 1024 * 1024  # of float32 logits
+CHUNK_BYTES = 64 * 1024 * 1024  # of float32 logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,12 @@ class Head:
     A_RH: Tensor | None = None
     B_VR: Tensor | None = None
     scale: float = 1.0
+    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def chunk(self) -> int:
         """Positions per chunk: a property of the model alone."""
-        return max(16, _CHUNK_BYTES // (4 * self.weight_VH.shape[0]))
+        return max(16, self.chunk_bytes // (4 * self.weight_VH.shape[0]))
 
 
 def target_logprobs(hidden_PH: Tensor, targets_P: Tensor, head: Head) -> Tensor:

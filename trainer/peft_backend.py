@@ -65,9 +65,9 @@ class PeftBackend:
         self._base = base
         self._device = device
         self._micro_batch_tokens = micro_batch_tokens
-        self._model = AutoModelForCausalLM.from_pretrained(base.path, dtype=DTYPES[compute_dtype]).to(device).eval()
-        self._model.requires_grad_(False)
-        self._bank = AdapterBank(self._model)
+        self.model = AutoModelForCausalLM.from_pretrained(base.path, dtype=DTYPES[compute_dtype]).to(device).eval()
+        self.model.requires_grad_(False)
+        self._bank = AdapterBank(self.model)
         self._tenants: dict[SessionId, Tenant] = {}
         self._check_head()
 
@@ -128,18 +128,19 @@ class PeftBackend:
         discarded, tenant.window = tenant.window is not None, None
         return discarded
 
-    def write_snapshot(self, session_id: SessionId, directory: Path) -> None:
+    def state(self, session_id: SessionId) -> snapshots.State:
+        """Return everything the session is, by reference: valid until its next operation."""
         tenant = self._tenants[session_id]
-        snapshots.write(
-            directory,
-            snapshots.State(
-                lora=tenant.lora,
-                weights=self._bank.tensors(session_id),
-                moments=tenant.moments,
-                window=tenant.window,
-                recent=tenant.recent,
-            ),
+        return snapshots.State(
+            lora=tenant.lora,
+            weights=self._bank.tensors(session_id),
+            moments=tenant.moments,
+            window=tenant.window,
+            recent=tenant.recent,
         )
+
+    def write_snapshot(self, session_id: SessionId, directory: Path) -> None:
+        snapshots.write(directory, self.state(session_id))
 
     def restore(self, session_id: SessionId, lora: LoraConfig, directory: Path) -> None:
         state = snapshots.read(directory, self._shapes(lora))
@@ -154,17 +155,7 @@ class PeftBackend:
         )
 
     def write_state(self, session_id: SessionId, directory: Path) -> None:
-        tenant = self._tenants[session_id]
-        snapshots.write(
-            directory,
-            snapshots.State(
-                lora=tenant.lora,
-                weights=self._bank.tensors(session_id),
-                moments=tenant.moments,
-                window=None,
-                recent=tenant.recent,
-            ),
-        )
+        snapshots.write(directory, replace(self.state(session_id), window=None))
 
     def load_state(self, session_id: SessionId, directory: Path, *, optimizer: bool) -> Loaded:
         tenant = self._tenants[session_id]
@@ -230,7 +221,7 @@ class PeftBackend:
 
     def _logprobs(self, adapter: str | None, batch: MicroBatch) -> Tensor:
         """Return the target log-probabilities ``[P]`` under ``adapter``, which must be active."""
-        hidden_BTH: Tensor = self._model.base_model(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
+        hidden_BTH: Tensor = self.model.base_model(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
         return target_logprobs(hidden_BTH[batch.real_BT], batch.targets_P, self._bank.head(adapter))
 
     def _score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
@@ -254,7 +245,7 @@ class PeftBackend:
         """Refuse a model whose logits are more than head times hidden state (scaled, capped): ours would differ."""
         tokens = torch.tensor([canary_tokens.fixed(self._base.vocab_size, 17)[0]], device=self._device)
         with torch.no_grad():
-            expected = self._model(input_ids=tokens[:, :-1]).logits[0].float().log_softmax(dim=-1)
+            expected = self.model(input_ids=tokens[:, :-1]).logits[0].float().log_softmax(dim=-1)
         expected_P = expected.gather(1, tokens[0, 1:, None]).squeeze(1)
         found_P = torch.tensor(self._score(None, tokens.tolist())[0], device=self._device)
         if not torch.allclose(found_P, expected_P, atol=2e-2, rtol=1e-3):
