@@ -15,7 +15,7 @@ from typing import Self
 import structlog
 
 from gateway.core.clock import Clock
-from gateway.core.errors import GatewayError, Kind, Unavailable
+from gateway.core.errors import Conflict, GatewayError, Kind, Unavailable
 from gateway.core.ids import VersionId
 from gateway.core.ports import CorruptArtifact, Database, Engines, Wakeups
 from gateway.core.results import Failure
@@ -89,33 +89,50 @@ class Publisher:
     async def _publish_all(self, versions: Sequence[Version]) -> None:
         keeper = asyncio.create_task(self._keep())
         try:
-            async with asyncio.TaskGroup() as group:
-                for version in versions:
-                    group.create_task(self._publish(version))
+            await asyncio.gather(*(self._publish(version) for version in versions))
         finally:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
 
     async def _publish(self, version: Version) -> None:
+        """Decide on one version. Nothing escapes: others are being published at the same time."""
         try:
-            outcome: CanaryReport | Failure = await self._engines.publish(version)
+            outcome = await self._judge(version)
+            await self._record(version, outcome)
         except Unavailable as error:
-            before = self._retries.get(version.id)
-            delay_s = FIRST_RETRY_S if before is None else min(2 * before.delay_s, LAST_RETRY_S)
-            self._retries[version.id] = _Retry(at=time.monotonic() + delay_s, delay_s=delay_s)
-            self._log.warning("publication_waits", version=version.id, code=error.code, retry_in_s=delay_s)
-            return
+            self._wait(version, error.code)
+        except Conflict as error:
+            # Another publisher, whose lease ran out while its engine worked, recorded its decision meanwhile.
+            self._log.warning("publication_decided_elsewhere", version=version.id, code=error.code)
+        except Exception:
+            self._log.exception("publication_failed", version=version.id)
+            self._wait(version, "internal_error")
+        else:
+            self._retries.pop(version.id, None)
+
+    async def _judge(self, version: Version) -> CanaryReport | Failure:
+        try:
+            return await self._engines.publish(version)
         except CorruptArtifact as error:
-            outcome = Failure(kind=Kind.INTERNAL, code="corrupt_artifact", message=str(error))
+            return Failure(kind=Kind.INTERNAL, code="corrupt_artifact", message=str(error))
+        except Unavailable:
+            raise
         except GatewayError as error:
-            outcome = Failure(kind=error.kind, code=error.code, message=error.message, details=error.details)
-        self._retries.pop(version.id, None)
+            return Failure(kind=error.kind, code=error.code, message=error.message, details=error.details)
+
+    async def _record(self, version: Version, outcome: CanaryReport | Failure) -> None:
         async with self._database.write() as unit:
             match outcome:
                 case CanaryReport():
                     await unit.versions.publish(version.id, outcome, at=self._clock.now())
                 case Failure():
                     await unit.versions.reject(version.id, outcome, at=self._clock.now())
+
+    def _wait(self, version: Version, code: str) -> None:
+        before = self._retries.get(version.id)
+        delay_s = FIRST_RETRY_S if before is None else min(2 * before.delay_s, LAST_RETRY_S)
+        self._retries[version.id] = _Retry(at=time.monotonic() + delay_s, delay_s=delay_s)
+        self._log.warning("publication_waits", version=version.id, code=code, retry_in_s=delay_s)
 
     async def _keep(self) -> None:
         while True:

@@ -4,12 +4,13 @@ A conftest takes them with ``from tests.engines.fixtures import *`` or by name. 
 worker processes outlive the server's SIGTERM, so the whole process group is ended.
 """
 
+import asyncio
 import json
 import os
 import secrets
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +55,17 @@ class EngineProcess:
         if self._child is not None:
             end_group(self._child)
             self._child = None
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 15.0) -> None:
+    """Return as soon as ``condition`` holds; for facts of another process, which can only be asked for.
+
+    Raises:
+        TimeoutError: it did not hold in time.
+    """
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.01)
 
 
 def _healthy(url: str) -> bool:

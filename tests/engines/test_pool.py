@@ -19,7 +19,7 @@ from gateway.engines.pool import EnginePool
 from gateway.engines.vllm import Vllm
 from gateway.store.artifacts import LocalArtifacts
 from tests.engines.artifacts import SEQUENCE, rejected, stage_scripted
-from tests.engines.fixtures import EngineProcess, base_model_of, running_engine, scripted_spec
+from tests.engines.fixtures import EngineProcess, base_model_of, running_engine, scripted_spec, until
 from tests.stack import EngineEndpoint
 
 PROMPT = SEQUENCE
@@ -263,9 +263,11 @@ async def test_closing_a_stream_frees_the_engine(
             async for _ in chunks:
                 break
             assert await metric(client, "vllm:num_requests_running") == 1
-        async with asyncio.timeout(2):
-            while await metric(client, "vllm:num_requests_running"):
-                await asyncio.sleep(0.01)
+
+        async def idle() -> bool:
+            return await metric(client, "vllm:num_requests_running") == 0
+
+        await until(idle, timeout_s=5)
         assert await metric(client, "vllm:generation_tokens_total") < 400
 
 

@@ -19,7 +19,7 @@ from gateway.core.versions import Version
 from gateway.engines.pool import EnginePool
 from gateway.engines.vllm import Vllm
 from gateway.store.artifacts import LocalArtifacts
-from tests.engines.fixtures import EngineProcess, base_model_of
+from tests.engines.fixtures import EngineProcess, base_model_of, until
 from tests.engines.reference import Reference
 from tests.stack import EngineEndpoint
 
@@ -79,6 +79,14 @@ async def running(client: Vllm) -> float:
     found = re.findall(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", await client.metrics(), re.MULTILINE)
     assert found
     return sum(float(value) for value in found)
+
+
+async def busy(client: Vllm) -> bool:
+    return await running(client) > 0
+
+
+async def idle(client: Vllm) -> bool:
+    return await running(client) == 0
 
 
 @pytest.mark.parametrize("unembed", [False, True], ids=["projections", "lm_head too"])
@@ -244,19 +252,14 @@ async def test_closing_a_stream_frees_the_engine(pool: EnginePool, base: BaseMod
             assert chunk["usage"]["prompt_tokens"] == len(PROMPT)
             break
         assert await running(client) == 1
-    async with asyncio.timeout(10):
-        while await running(client):
-            await asyncio.sleep(0.02)
+    await until(lambda: idle(client))
 
 
 async def test_cancelling_a_request_frees_the_engine(pool: EnginePool, base: BaseModel, client: Vllm) -> None:
     asked = asyncio.create_task(pool.generate(Target(base=base, version=None), greedy(count=1000)))
-    async with asyncio.timeout(30):
-        while not await running(client):
-            await asyncio.sleep(0.02)
-        asked.cancel()
-        while await running(client):
-            await asyncio.sleep(0.02)
+    await until(lambda: busy(client))
+    asked.cancel()
+    await until(lambda: idle(client))
     assert asked.cancelled()
 
 
@@ -281,7 +284,7 @@ async def test_what_the_engine_refuses_is_the_callers_fault_and_names_the_limit(
     target = Target(base=base, version=None)
 
     with pytest.raises(Invalid) as too_long:
-        await pool.complete(target, "completions", {"prompt": [5] * 1000, "max_tokens": 100})
+        await pool.complete(target, "completions", {"prompt": [5] * 1100, "max_tokens": 100})
     with pytest.raises(Invalid):
         await pool.complete(target, "completions", {"prompt": "a", "temperature": -1})
 
