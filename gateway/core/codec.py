@@ -8,10 +8,11 @@ the header say what they hold.
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, assert_never
 
-from gateway.core.errors import Kind
+from gateway.core.errors import Invalid, Kind
 from gateway.core.ids import VersionId
 from gateway.core.payloads import (
     Forward,
@@ -53,6 +54,19 @@ class _Writer:
         return b"".join([_MAGIC, struct.pack("<I", len(text)), text, *self.tensors])
 
 
+@contextmanager
+def _reading(record: bytes) -> Generator["_Reader"]:
+    """Read one whole record; whatever does not fit makes it a corrupt one."""
+    try:
+        reader = _Reader(record)
+        yield reader
+        reader.finish()
+    except CorruptRecord:
+        raise
+    except (ValueError, KeyError, TypeError, struct.error, Invalid) as error:
+        raise CorruptRecord(f"record cannot be read: {error!r}") from error
+
+
 class _Reader:
     """Hands the tensors back in the order they were written."""
 
@@ -63,6 +77,10 @@ class _Reader:
         self.header: dict[str, Any] = json.loads(record[8 : 8 + length])
         self._record = memoryview(record)
         self._at = 8 + length
+
+    def finish(self) -> None:
+        if self._at != len(self._record):
+            raise CorruptRecord(f"record of {len(self._record)} bytes should have {self._at}")
 
     def tensor(self, described: list[Any]) -> TensorData:
         dtype, shape = DType(described[0]), tuple(described[1])
@@ -88,13 +106,13 @@ def encode_payload(payload: Payload) -> bytes:
     match payload:
         case Forward() | ForwardBackward():
             header["loss_fn"] = payload.loss_fn.value
-            header["config"] = {name: float(value) for name, value in payload.loss_fn_config.items()}
+            header["config"] = {name: _canonical(value) for name, value in payload.loss_fn_config.items()}
             header["data"] = [
                 [writer.tensor(datum.model_input), writer.named(datum.loss_fn_inputs)] for datum in payload.data
             ]
         case OptimStep():
             for name in _ADAM_FIELDS:
-                header[name] = float(getattr(payload, name))
+                header[name] = _canonical(getattr(payload, name))
         case SaveWeights():
             header.update(
                 group=payload.group,
@@ -111,6 +129,11 @@ def encode_payload(payload: Payload) -> bytes:
     return writer.finish(header)
 
 
+def _canonical(value: float) -> float:
+    """Return ``value`` so that equal numbers have equal text: 1 as 1.0, and -0.0 as 0.0."""
+    return float(value) + 0.0
+
+
 _ADAM_FIELDS = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
 
@@ -120,7 +143,11 @@ def decode_payload(record: bytes) -> Payload:
     Raises:
         CorruptRecord: the bytes are something else.
     """
-    reader = _Reader(record)
+    with _reading(record) as reader:
+        return _payload(reader)
+
+
+def _payload(reader: _Reader) -> Payload:
     header = reader.header
     match header.get("kind"):
         case "forward":
@@ -198,7 +225,11 @@ def decode_outcome(record: bytes) -> Outcome:
     Raises:
         CorruptRecord: the bytes are something else.
     """
-    reader = _Reader(record)
+    with _reading(record) as reader:
+        return _outcome(reader)
+
+
+def _outcome(reader: _Reader) -> Outcome:
     header = reader.header
     match header.get("type"):
         case "forward":

@@ -9,6 +9,7 @@ from collections import defaultdict
 from types import TracebackType
 from typing import Self
 
+from gateway.core.errors import Unavailable
 from gateway.core.ids import OperationId, ProjectId
 from gateway.core.operations import Operation
 from gateway.core.ports import Database, Wakeups
@@ -69,8 +70,11 @@ class Futures:
             if not self._waiters:
                 self._added.clear()
                 await self._added.wait()
-            async with self._database.read() as unit:
-                final = await unit.operations.final_among(list(self._waiters))
+            try:
+                async with self._database.read() as unit:
+                    final = await unit.operations.final_among(list(self._waiters))
+            except Unavailable:
+                final = ()  # the next look is at most _RECHECK_S away
             for operation_id in final:
                 for waiter in self._waiters.get(operation_id, ()):
                     if not waiter.done():
