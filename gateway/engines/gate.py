@@ -1,13 +1,13 @@
 """The publish gate: a version answers on an engine only after that engine was seen to compute what the trainer did."""
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from gateway.core.canary import Canary, CanaryMismatch, judge
 from gateway.core.catalog import BaseModel
-from gateway.core.errors import Invalid, Unavailable
+from gateway.core.errors import GatewayError, Invalid, Unavailable
 from gateway.core.ports import Artifacts, CorruptArtifact
 from gateway.core.validation import check_tokens
 from gateway.core.versions import CanaryReport, Version, VersionKind
@@ -28,24 +28,46 @@ async def admit(engine: Vllm, version: Version, base: BaseModel, artifacts: Arti
     if (manifest.kind, manifest.version_id, manifest.base_model) != (VersionKind.ADAPTER, version.id, base.name):
         raise CorruptArtifact(f"the manifest of {version.id} is of {manifest.kind} {manifest.version_id}")
     canary = _checked(manifest.canary, version, base)
+    await _load(engine, version, base, canary, artifacts)
     try:
-        await engine.load_adapter(version.id, artifacts.path(version.location))
         scores = await _scores(engine, version, canary)
         return judge(canary, scores, dtype=base.dtype, engine=engine.url, seconds=time.monotonic() - started)
-    except (EngineFault, UnknownAdapter, Invalid) as error:
-        # A living engine that fails on this adapter (refused tensors, NaN in its answer) will do so again.
-        if not await engine.healthy():
-            raise Unavailable("the engine went away while it loaded a version", code="engine_lost") from error
+    except (EngineFault, Invalid) as error:
         await engine.unload_adapter(version.id)
-        raise CanaryMismatch("the engine cannot compute with this adapter", code="engine_refused_adapter") from error
+        await _refuse(engine, base, canary, error)
     except CanaryMismatch:
         await engine.unload_adapter(version.id)
         raise
 
 
+async def _load(engine: Vllm, version: Version, base: BaseModel, canary: Canary, artifacts: Artifacts) -> None:
+    try:
+        await engine.load_adapter(version.id, artifacts.path(version.location))
+    except (EngineFault, UnknownAdapter, Invalid) as error:  # the second: its files are not those of an adapter
+        await _refuse(engine, base, canary, error)
+
+
+async def _refuse(engine: Vllm, base: BaseModel, canary: Canary, error: GatewayError) -> NoReturn:
+    """The engine failed on this adapter. When it can still score the canary with the base model, the adapter is to
+    blame (refused tensors, NaN in the answer); else nothing is known.
+
+    Raises:
+        CanaryMismatch, Unavailable: as said.
+    """
+    try:
+        await engine.score(base.name, canary.tokens)
+    except GatewayError as control:
+        raise Unavailable("the engine fails for any model", code="engine_fault") from control
+    raise CanaryMismatch("the engine cannot compute with this adapter", code="engine_refused_adapter") from error
+
+
 def _checked(canary: Canary | None, version: Version, base: BaseModel) -> Canary:
+    """Raises CorruptArtifact when nothing can be judged by ``canary``, or it must not reach the engine."""
     if canary is None or not any(len(tokens) > 1 for tokens in canary.tokens):
         raise CorruptArtifact(f"{version.id} has no canary to judge it by")
+    lengths = [len(tokens) - 1 for tokens in canary.tokens]
+    if any([len(row) for row in rows] != lengths for rows in (canary.logprobs, canary.base_logprobs)):
+        raise CorruptArtifact(f"the canary of {version.id} has another number of log-probabilities than of tokens")
     for tokens in canary.tokens:
         if not 1 <= len(tokens) < base.context_length:
             raise CorruptArtifact(f"a canary of {version.id} has {len(tokens)} tokens")
@@ -60,4 +82,7 @@ async def _scores(engine: Vllm, version: Version, canary: Canary) -> Sequence[Se
     scores = await engine.score(version.id, canary.tokens)
     if version.lora.train_unembed and not engine.exact_prompt_scores:
         scores = [await engine.score_by_generating(version.id, tokens) for tokens in canary.tokens]
-    return [[math.nan if score is None else score for score in sequence] for sequence in scores]
+    finite = [[score for score in sequence if score is not None] for sequence in scores]
+    if sum(map(len, finite)) != sum(map(len, scores)):
+        raise CanaryMismatch("the engine finds no finite probability for a token of the canary")
+    return finite

@@ -164,6 +164,20 @@ def test_logits_take_the_sampled_rows_adapters_and_keep_padding(vllm: dict[str, 
     torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("indices", MIXES.values(), ids=MIXES.keys())
+def test_grouped_embedding_equals_the_dense_reference(vllm: dict[str, Any], indices: list[int]) -> None:
+    _, b = stacked()
+    x, y = rows(len(indices), RANK), rows(len(indices), OUTPUTS, seed=2)
+    unit = torch.eye(RANK).expand(SLOTS, 1, RANK, RANK)  # the lookup has applied A already
+    expected = dense(y, x, [(unit, b)], indices)
+    wrapper = wrapper_of(vllm, indices, indices)
+    wrapper.loopline_ranks = TRUE_RANKS
+
+    wrapper.add_lora_embedding(y, x, b, add_input=True)
+
+    torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("slot", [2, -1])
 def test_prompt_rows_are_scored_with_their_requests_adapter(vllm: dict[str, Any], slot: int) -> None:
     a, b = stacked()

@@ -73,6 +73,23 @@ def add_products(
             y_TO.index_copy_(0, group.rows, y)
 
 
+def add_expansion(
+    y_TO: torch.Tensor,
+    x_TR: torch.Tensor,
+    b_stacked: torch.Tensor,
+    groups: Sequence[Group],
+    ranks: Mapping[int, int],
+) -> None:
+    """Add ``x B^T`` to ``y``, in place: the second half of ``add_products``, for embeddings."""
+    for group in groups:
+        y = y_TO[group.rows]
+        rank = ranks.get(group.slot, x_TR.shape[1])
+        b_OR = b_stacked[group.slot].reshape(b_stacked.shape[-2:])[:, :rank]
+        y += (x_TR[group.rows][:, :rank].to(b_OR.dtype) @ b_OR.T).to(y.dtype)
+        if isinstance(group.rows, torch.Tensor):
+            y_TO.index_copy_(0, group.rows, y)
+
+
 def group_by_adapter() -> None:
     """Replace the products of the CPU wrapper and record ranks where the manager fills a slot. Applying it twice is
     applying it once."""
@@ -83,6 +100,7 @@ def group_by_adapter() -> None:
     stock_update: Callable[..., None] = wrapper_class.update_metadata
     stock_linear: Callable[..., None] = wrapper_class.add_lora_linear
     stock_logits: Callable[..., None] = wrapper_class.add_lora_logits
+    stock_embedding: Callable[..., None] = wrapper_class.add_lora_embedding
     stock_activate: Callable[..., bool] = manager_class.activate_adapter
 
     def update_metadata(self: Any, *args: Any, **options: Any) -> None:
@@ -137,6 +155,20 @@ def group_by_adapter() -> None:
         widths = (lora_b_stacked.shape[-2],)
         add_products(y, x, (lora_a_stacked,), (lora_b_stacked,), scale, widths, groups_of(indices), ranks)
 
+    def add_lora_embedding(
+        self: Any,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_b_stacked: torch.Tensor,
+        add_inputs: bool = True,
+        **options: Any,
+    ) -> None:
+        groups: tuple[Group, ...] | None = getattr(self, _GROUPS, None)
+        if not add_inputs or groups is None:
+            stock_embedding(self, y, x, lora_b_stacked, add_inputs, **options)
+            return
+        add_expansion(y, x, lora_b_stacked, groups, getattr(self, _RANKS, {}))
+
     def activate_adapter(self: Any, lora_id: int) -> bool:
         activated = stock_activate(self, lora_id)
         if activated:
@@ -151,6 +183,7 @@ def group_by_adapter() -> None:
     wrapper_class.update_metadata = update_metadata
     wrapper_class.add_lora_linear = add_lora_linear
     wrapper_class.add_lora_logits = add_lora_logits
+    wrapper_class.add_lora_embedding = add_lora_embedding
     manager_class.activate_adapter = activate_adapter
     setattr(wrapper_class, _APPLIED, True)
 
