@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from gateway.core.errors import Invalid
 from gateway.core.sessions import LoraConfig
+from trainer.language_model import LanguageModel
 from trainer.logprobs import Head
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"})
@@ -25,18 +27,19 @@ MLP = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 
 
 class AdapterBank:
-    """Adapters by name on ``model`` (a transformers causal language model), one active at a time, or none."""
+    """Adapters by name on a base model, one active at a time, or none."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, base: LanguageModel) -> None:
+        self._model = base.module
+        self.head_path = base.head_path
         self._tuner: LoraModel | None = None
         self._tensors: dict[str, dict[str, nn.Parameter]] = {}
-        head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-        self._shapes = {path: (m.out_features, m.in_features) for path, m in _linears(model)}
-        embedding = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
-        self.head_path = next(path for path, module in model.named_modules() if module is head)
-        self.embedding_path = next(path for path, module in model.named_modules() if module is embedding)
-        self.head_tied = head.weight is embedding.weight
+        self._scales: dict[str, float] = {}
+        self._shapes = {
+            path: (module.out_features, module.in_features)
+            for path, module in base.modules().items()
+            if isinstance(module, nn.Linear)
+        }
 
     def targets(self, lora: LoraConfig) -> dict[str, tuple[int, int]]:
         """Return the modules that ``lora`` trains, path to (out, in).
@@ -44,12 +47,16 @@ class AdapterBank:
         Raises:
             Invalid: ``unsupported_target``: a switch is on and the base has no such module.
         """
-        chosen: dict[str, tuple[int, int]] = {}
-        for switch, names in (("train_attn", ATTENTION), ("train_mlp", MLP), ("train_unembed", {self.head_path})):
-            if not getattr(lora, switch):
+        body = [path for path in self._shapes if path != self.head_path]
+        asked = {
+            "train_attn": [path for path in body if path.rpartition(".")[2] in ATTENTION] if lora.train_attn else None,
+            "train_mlp": [path for path in body if path.rpartition(".")[2] in MLP] if lora.train_mlp else None,
+            "train_unembed": [self.head_path] if lora.train_unembed else None,
+        }
+        chosen: set[str] = set()
+        for switch, found in asked.items():
+            if found is None:
                 continue
-            found = {p: s for p, s in self._shapes.items() if p == self.head_path or p.rpartition(".")[2] in names}
-            found = {p: s for p, s in found.items() if (p == self.head_path) == (switch == "train_unembed")}
             if not found:
                 raise Invalid(
                     f"{switch} is on, but the base model has no such layer to train",
@@ -57,14 +64,13 @@ class AdapterBank:
                     field=f"lora.{switch}",
                 )
             chosen.update(found)
-        return {path: chosen[path] for path in self._shapes if path in chosen}
+        return {path: shape for path, shape in self._shapes.items() if path in chosen}
 
     def attach(self, name: str, lora: LoraConfig, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Add an adapter: fresh from the config's seed, or with the values of ``tensors``."""
         targets = self.targets(lora)
-        config = PeftLoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, target_modules=list(targets), init_lora_weights=False
-        )  # pyright: ignore[reportArgumentType]
+        alpha: Any = lora.alpha  # PEFT only divides it by the rank
+        config = PeftLoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights=False)
         with warnings.catch_warnings():
             # Tied embeddings: only the head's own LoRA tensors are ever saved, and the base is never merged in place.
             warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
@@ -82,10 +88,11 @@ class AdapterBank:
                 value = values[f"{path}.{side}"].to(linear.weight.device, torch.float32, copy=True)
                 linear.weight = parameters[f"{path}.{side}"] = nn.Parameter(value.contiguous())
         self._tensors[name] = parameters
+        self._scales[name] = lora.alpha / lora.rank
 
     def detach(self, name: str) -> None:
         """Remove an adapter and free its tensors."""
-        del self._tensors[name]
+        del self._tensors[name], self._scales[name]
         if self._tuner is not None:
             self._tuner.delete_adapter(name)
 
@@ -109,18 +116,17 @@ class AdapterBank:
 
     def head(self, name: str | None) -> Head:
         """Return the unembedding as adapter ``name`` has it."""
-        module = self._model.get_submodule(self.head_path)
-        base = module.get_base_layer() if isinstance(module, LoraLayer) else module
-        mine = self._tensors.get(name or "", {})
-        path = self.head_path
-        if f"{path}.lora_A" not in mine:
+        module: Any = self._model.get_submodule(self.head_path)
+        base: Any = module.get_base_layer() if isinstance(module, LoraLayer) else module
+        A = f"{self.head_path}.lora_A"
+        if name is None or A not in self._tensors[name]:
             return Head(weight_VH=base.weight, bias_V=base.bias)
         return Head(
             weight_VH=base.weight,
             bias_V=base.bias,
-            A_RH=mine[f"{path}.lora_A"],
-            B_VR=mine[f"{path}.lora_B"],
-            scale=module.scaling[name],
+            A_RH=self._tensors[name][A],
+            B_VR=self._tensors[name][f"{self.head_path}.lora_B"],
+            scale=self._scales[name],
         )
 
     def _layers(self) -> Iterator[LoraLayer]:
@@ -140,9 +146,3 @@ def initial_tensors(lora: LoraConfig, targets: Mapping[str, tuple[int, int]]) ->
         values[f"{path}.lora_A"] = (uniform * 2 - 1) / math.sqrt(in_features)
         values[f"{path}.lora_B"] = torch.zeros((out_features, lora.rank))
     return values
-
-
-def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            yield path, module

@@ -11,14 +11,12 @@ from typing import Protocol
 
 from gateway.core.ids import VersionId
 from gateway.core.manifest import MANIFEST_NAME, Manifest
-from gateway.core.payloads import Payload
 from gateway.core.ports import Artifacts, Lease
 from gateway.core.sessions import Session, Snapshot
 from gateway.core.versions import NewVersion
 from gateway.store.artifacts import describe_files
 from trainer import dispatch
 from trainer.backend import TrainingBackend
-from trainer.dispatch import Done
 
 
 class ArtifactWriter(Artifacts, Protocol):
@@ -45,19 +43,21 @@ def save_version(
     artifacts: ArtifactWriter,
     backend: TrainingBackend,
     session: Session,
-    payload: Payload,
+    payload: dispatch.Saved,
     *,
     version_id: VersionId,
     lease: Lease,
     seq: int,
-) -> Staged | Done:
-    """Run a save and commit its files. A save that the backend refuses leaves nothing behind and is ``Done``."""
+) -> Staged:
+    """Run a save and commit its files; one that fails leaves nothing behind.
+
+    Raises:
+        GatewayError: the backend cannot write this version.
+    """
     location = f"{version_id}-{lease.epoch}"
     temporary = artifacts.stage(location)
     try:
-        written = dispatch.run(backend, session, payload, temporary)
-        if isinstance(written, Done):
-            return written
+        written = dispatch.save(backend, session, payload, temporary)
         manifest = Manifest(
             version_id=version_id,
             kind=written.kind.value,

@@ -15,7 +15,6 @@ from gateway.core.payloads import (
     ForwardBackward,
     LoadState,
     OptimStep,
-    Payload,
     Publish,
     SaveState,
     SaveWeights,
@@ -58,32 +57,25 @@ class Written:
     complete: bool
 
 
-def run(backend: TrainingBackend, session: Session, payload: Payload, directory: Path) -> Done | Written:
-    """Run ``payload`` on a resident session.
+Computed = Forward | ForwardBackward | OptimStep | LoadState
+Saved = SaveWeights | SaveState
+
+
+def run(backend: TrainingBackend, session: Session, payload: Computed, directory: Path) -> Done:
+    """Run ``payload`` on a resident session; a refusal of the backend becomes a failure, a defect is raised.
 
     Args:
-        directory: where a save writes its files, or where the state lies that a load reads; unused otherwise.
-
-    A refusal of the backend becomes a failure; a defect is raised.
+        directory: where the state lies that a load reads; unused otherwise.
     """
     try:
-        return _run(backend, session, payload, directory)
+        return apply(backend, session, payload, directory)
     except GatewayError as error:
         if ends_window(payload):
             backend.discard_window(session.id)
         return Done(outcome=failure_of(error))
 
 
-def replay(backend: TrainingBackend, session: Session, payload: Payload, directory: Path) -> None:
-    """Apply an operation again that the log calls completed; its result is known already.
-
-    Raises:
-        GatewayError: it does not succeed this time.
-    """
-    _run(backend, session, payload, directory)
-
-
-def ends_window(payload: Payload) -> bool:
+def ends_window(payload: Computed) -> bool:
     """Whether the operation leaves no accumulated gradient, however it ends."""
     return isinstance(payload, OptimStep | LoadState)
 
@@ -92,7 +84,12 @@ def failure_of(error: GatewayError) -> Failure:
     return Failure(kind=error.kind, code=error.code, message=error.message, field=error.field, details=error.details)
 
 
-def _run(backend: TrainingBackend, session: Session, payload: Payload, directory: Path) -> Done | Written:
+def apply(backend: TrainingBackend, session: Session, payload: Computed, directory: Path) -> Done:
+    """As ``run``, but a refusal is raised: a replay expects none.
+
+    Raises:
+        GatewayError: as the backend refused.
+    """
     match payload:
         case Forward():
             result = backend.forward(session.id, payload)
@@ -104,6 +101,29 @@ def _run(backend: TrainingBackend, session: Session, payload: Payload, directory
             if session.window_broken_by is not None:
                 raise _incomplete(session.window_broken_by)
             return Done(outcome=backend.optim_step(session.id, payload))
+        case LoadState():
+            try:
+                loaded = backend.load_state(session.id, directory, optimizer=payload.optimizer)
+            except CorruptState as error:
+                raise Internal(f"version {payload.version_id} cannot be read", code="corrupt_state") from error
+            return Done(
+                outcome=LoadStateResult(
+                    version_id=payload.version_id,
+                    optimizer_step=loaded.optimizer_step,
+                    discarded_gradient=loaded.discarded_gradient,
+                )
+            )
+        case _:
+            assert_never(payload)
+
+
+def save(backend: TrainingBackend, session: Session, payload: Saved, directory: Path) -> Written:
+    """Write the files of a version into ``directory``.
+
+    Raises:
+        GatewayError: the backend cannot.
+    """
+    match payload:
         case SaveWeights():
             canary = None
             if payload.merge:
@@ -127,18 +147,6 @@ def _run(backend: TrainingBackend, session: Session, payload: Payload, directory
                 canary=None,
                 optimizer_step=backend.optimizer_step(session.id),
                 complete=True,
-            )
-        case LoadState():
-            try:
-                loaded = backend.load_state(session.id, directory, optimizer=payload.optimizer)
-            except CorruptState as error:
-                raise Internal(f"version {payload.version_id} cannot be read", code="corrupt_state") from error
-            return Done(
-                outcome=LoadStateResult(
-                    version_id=payload.version_id,
-                    optimizer_step=loaded.optimizer_step,
-                    discarded_gradient=loaded.discarded_gradient,
-                )
             )
         case _:
             assert_never(payload)

@@ -20,7 +20,9 @@ class Leases(Protocol):
 
 
 class Renewer(Protocol):
-    async def renew(self) -> Mapping[str, int]:
+    """What extends leases."""
+
+    async def renew(self) -> Mapping[SessionId, int]:
         """Extend all leases; return the epoch of every session still held."""
         ...
 

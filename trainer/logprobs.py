@@ -6,7 +6,7 @@ bits therefore depend on nothing but the hidden states: not on the loss, nor on 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ class Head:
 
 def target_logprobs(hidden_PH: Tensor, targets_P: Tensor, head: Head) -> Tensor:
     """Return float32 ``log_softmax(logits)[target]`` per position; differentiable in hidden states, A and B."""
-    return _TargetLogprobs.apply(hidden_PH, head.A_RH, head.B_VR, targets_P, head)  # pyright: ignore[reportReturnType]
+    return cast(Tensor, _TargetLogprobs.apply(hidden_PH, head.A_RH, head.B_VR, targets_P, head))
 
 
 def _logits(hidden: Tensor, head: Head) -> Tensor:
@@ -68,11 +68,12 @@ class _TargetLogprobs(Function):
         hidden_PH, A_RH, B_VR, targets_P = ctx.saved_tensors
         head: Head = ctx.head
         grad_P: Tensor = grads[0]
-        wanted = grad_P.nonzero().squeeze(1)
+        wanted = torch.nonzero(grad_P).squeeze(1)
         d_hidden = torch.zeros_like(hidden_PH) if ctx.needs_input_grad[0] else None
         d_A = torch.zeros_like(A_RH) if A_RH is not None else None
         d_B = torch.zeros_like(B_VR) if B_VR is not None else None
-        for rows in wanted.split(head.chunk):
+        for start in range(0, wanted.shape[0], head.chunk):
+            rows = wanted[start : start + head.chunk]
             hidden = hidden_PH[rows]
             logits = _logits(hidden, head)
             d_logits = torch.softmax(logits, dim=1).mul_(-grad_P[rows, None])

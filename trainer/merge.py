@@ -5,23 +5,24 @@ touched.
 """
 
 import json
-import re
 import shutil
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from torch import Tensor
+
+from gateway.core.errors import Invalid
+from trainer.tensorfiles import open_tensors, stream_tensors
 
 _INDEX_NAME = "model.safetensors.index.json"
 _COPIED = frozenset({".json", ".jinja", ".txt", ".model"})
 
 
-class CannotMerge(Exception):
+class CannotMerge(Invalid):
     """The base's files do not hold a tensor that the adapter changes."""
+
+    default_code = "cannot_merge"
 
 
 def write_merged(
@@ -64,9 +65,8 @@ def write_merged(
         plan = {name: name for name in _names(shard) if location.get(name) == shard}
         if added is not None and location[source[added]] == shard:
             plan[added] = source[added]
-        _stream(shard, directory / shard.name, plan, merged)
-        if added in plan:
             _extend_index(base, directory, added, shard.name)
+        _write_shard(shard, directory / shard.name, plan, merged)
     for path in sorted(base.iterdir()):
         if path.suffix in _COPIED and path.name != _INDEX_NAME:
             shutil.copyfile(path, directory / path.name)
@@ -79,8 +79,15 @@ def write_merged(
 
 
 def _names(shard: Path) -> list[str]:
-    with safe_open(shard, framework="pt") as file:
-        return list(file.keys())
+    with open_tensors(shard) as file:
+        return file.names()
+
+
+def _write_shard(shard: Path, target: Path, plan: Mapping[str, str], merged: Callable[[str, Tensor], Tensor]) -> None:
+    """Write the tensors that ``plan`` names (target to source name), one after the other."""
+    with open_tensors(shard) as file:
+        described = {name: file.describe(origin) for name, origin in plan.items()}
+        stream_tensors(target, described, lambda name: merged(name, file.tensor(plan[name])))
 
 
 def _extend_index(base: Path, directory: Path, added: str, shard: str) -> None:
@@ -89,37 +96,3 @@ def _extend_index(base: Path, directory: Path, added: str, shard: str) -> None:
     index: dict[str, Any] = json.loads((base / _INDEX_NAME).read_bytes())
     index["weight_map"][added] = shard
     (directory / _INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True))
-
-
-def _stream(shard: Path, target: Path, plan: Mapping[str, str], merged: Callable[[str, Tensor], Tensor]) -> None:
-    """Write a safetensors file with the tensors ``plan`` names (target to source name), one after the other."""
-    with safe_open(shard, framework="pt") as file:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
-        for name, source in plan.items():
-            view = file.get_slice(source)
-            shape, dtype = view.get_shape(), view.get_dtype()
-            size = _size_bytes(shape, dtype)
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
-            offset += size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        with target.open("wb") as out:
-            out.write(struct.pack("<Q", len(text)))
-            out.write(text)
-            for name, source in plan.items():
-                for piece in _bytes(merged(name, file.get_tensor(source))):
-                    out.write(piece)
-
-
-def _size_bytes(shape: list[int], dtype: str) -> int:
-    bits = int(re.sub(r"\D", "", dtype.partition("_")[0]) or 8)  # F32, BF16, I64, F8_E4M3, BOOL
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count * bits // 8
-
-
-def _bytes(tensor: Tensor) -> Iterator[memoryview]:
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    yield memoryview(flat.numpy())

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -55,8 +54,8 @@ class _Mismatch:
     def of(cls, difference_P: Tensor) -> "_Mismatch":
         if not difference_P.numel():
             return cls(0, 0.0, 0.0, math.inf)
-        sums = torch.stack([difference_P.sum(), difference_P.square().sum(), difference_P.min()]).tolist()
-        return cls(difference_P.numel(), sums[0], sums[1], sums[2])
+        total, squares, least = difference_P.sum(), difference_P.square().sum(), difference_P.min()
+        return cls(difference_P.numel(), float(total), float(squares), float(least))
 
     def joined(self, other: "_Mismatch | None") -> "_Mismatch":
         if other is None:

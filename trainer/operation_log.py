@@ -5,14 +5,14 @@ when the first one's answer was lost; the store takes it once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
 
 from gateway.core.clock import Clock
 from gateway.core.errors import Unavailable
-from gateway.core.ids import VersionId
+from gateway.core.ids import SessionId, VersionId
 from gateway.core.operations import Operation, Status
 from gateway.core.payloads import OperationKind, Payload
 from gateway.core.ports import Database, Lease, UnitOfWork, Work
@@ -49,13 +49,13 @@ class OperationLog:
             )
         )
 
-    async def renew(self) -> dict[str, int]:
+    async def renew(self) -> Mapping[SessionId, int]:
         """Extend this trainer's leases and its sign of life; return the epoch of every session still held."""
 
-        async def extend(unit: UnitOfWork) -> dict[str, int]:
+        async def extend(unit: UnitOfWork) -> Mapping[SessionId, int]:
             now = self._clock.now()
             await unit.locks.hold(f"trainer-{self._base_model}", owner=self._owner, lease_s=self._lease_s, at=now)
-            return dict(await unit.work.renew(owner=self._owner, lease_s=self._lease_s, at=now))
+            return await unit.work.renew(owner=self._owner, lease_s=self._lease_s, at=now)
 
         return await self._write(extend)
 

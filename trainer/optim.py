@@ -34,8 +34,10 @@ class Moments:
 
 def global_norm(gradients: Sequence[Tensor]) -> float:
     """Return the L2 norm over all tensors together, summed in float64; inf or nan when a gradient is."""
-    squares = [torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2 for gradient in gradients]
-    return math.sqrt(torch.stack(squares).sum().item()) if squares else 0.0
+    if not gradients:
+        return 0.0
+    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
+    return float(norms.square().sum().sqrt())
 
 
 @torch.no_grad()
@@ -55,7 +57,8 @@ def step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], moments: Mom
     if not math.isfinite(norm):
         return norm
     if 0 < hyper.grad_clip_norm < norm:
-        torch._foreach_mul_(list(gradients), hyper.grad_clip_norm / norm)  # pyright: ignore[reportPrivateUsage]
+        for gradient in gradients:
+            gradient.mul_(hyper.grad_clip_norm / norm)
     taken = torch.tensor(float(moments.step), device=parameters[0].device)
     adamw(
         list(parameters),

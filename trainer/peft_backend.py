@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
@@ -28,6 +27,7 @@ from trainer import canary_tokens, merge, optim, snapshots, stage
 from trainer.adapters import AdapterBank
 from trainer.backend import CorruptState, Loaded
 from trainer.batching import MicroBatch, assemble, plan, to_data
+from trainer.language_model import LanguageModel
 from trainer.logprobs import target_logprobs
 from trainer.losses import token_losses, trained_positions
 from trainer.metrics import Report
@@ -45,7 +45,8 @@ def configure_torch(threads: int) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before writing it
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False  # nothing here reads memory before writing it
     torch.set_float32_matmul_precision("highest")
 
 
@@ -65,8 +66,7 @@ class PeftBackend:
         self._base = base
         self._device = device
         self._micro_batch_tokens = micro_batch_tokens
-        self.model = AutoModelForCausalLM.from_pretrained(base.path, dtype=DTYPES[compute_dtype]).to(device).eval()
-        self.model.requires_grad_(False)
+        self.model = LanguageModel(base.path, dtype=DTYPES[compute_dtype], device=device)
         self._bank = AdapterBank(self.model)
         self._tenants: dict[SessionId, Tenant] = {}
         self._check_head()
@@ -189,9 +189,9 @@ class PeftBackend:
             directory,
             self._bank.tensors(session_id),
             tenant.lora.alpha / tenant.lora.rank,
-            head_path=self._bank.head_path,
-            embedding_path=self._bank.embedding_path,
-            tied=self._bank.head_tied,
+            head_path=self.model.head_path,
+            embedding_path=self.model.embedding_path,
+            tied=self.model.tied,
         )
 
     def _compute(self, session_id: SessionId, payload: Forward | ForwardBackward, *, train: bool) -> ForwardResult:
@@ -208,7 +208,7 @@ class PeftBackend:
                     losses_P.sum().backward()  # pyright: ignore[reportUnknownMemberType]
                 trained_P = trained_positions(payload.loss_fn, batch.inputs)
                 report.add(losses_P, logprobs_P, batch.inputs.get("logprobs"), trained_P)
-                for row, values in zip(batch.rows, logprobs_P.detach().split(batch.lengths), strict=True):
+                for row, values in zip(batch.rows, torch.split(logprobs_P.detach(), list(batch.lengths)), strict=True):
                     outputs[row] = to_data(values)
         return ForwardResult(
             outputs=tuple({"logprobs": output} for output in outputs if output is not None), metrics=report.metrics()
@@ -221,8 +221,8 @@ class PeftBackend:
 
     def _logprobs(self, adapter: str | None, batch: MicroBatch) -> Tensor:
         """Return the target log-probabilities ``[P]`` under ``adapter``, which must be active."""
-        hidden_BTH: Tensor = self.model.base_model(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
-        return target_logprobs(hidden_BTH[batch.real_BT], batch.targets_P, self._bank.head(adapter))
+        hidden_PH = self.model.hidden(batch.tokens_BT)[batch.real_BT]
+        return target_logprobs(hidden_PH, batch.targets_P, self._bank.head(adapter))
 
     def _score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """Return the log-probability of every token but the first, under an adapter or (None) the base."""
@@ -238,16 +238,17 @@ class PeftBackend:
                     targets_P=tokens[0, 1:],
                     inputs={},
                 )
-                scores.append(tuple(self._logprobs(adapter, batch).tolist()))
+                scores.append(tuple(to_data(self._logprobs(adapter, batch)).values()))
         return tuple(scores)
 
     def _check_head(self) -> None:
         """Refuse a model whose logits are more than head times hidden state (scaled, capped): ours would differ."""
-        tokens = torch.tensor([canary_tokens.fixed(self._base.vocab_size, 17)[0]], device=self._device)
+        sequence = canary_tokens.fixed(self._base.vocab_size, 17)[0]
+        tokens = torch.tensor([sequence], device=self._device)
         with torch.no_grad():
-            expected = self.model(input_ids=tokens[:, :-1]).logits[0].float().log_softmax(dim=-1)
+            expected = self.model.logits(tokens[:, :-1])[0].float().log_softmax(dim=-1)
         expected_P = expected.gather(1, tokens[0, 1:, None]).squeeze(1)
-        found_P = torch.tensor(self._score(None, tokens.tolist())[0], device=self._device)
+        found_P = torch.tensor(self._score(None, [sequence])[0], device=self._device)
         if not torch.allclose(found_P, expected_P, atol=2e-2, rtol=1e-3):
             raise ValueError(f"{self._base.name}: this architecture changes its logits after the head; not supported")
 

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.core.errors import GatewayError, Internal, Unavailable
 from gateway.core.operations import Operation, Status
-from gateway.core.payloads import LoadState, Payload
+from gateway.core.payloads import LoadState, Payload, SaveState, SaveWeights
 from gateway.core.ports import CorruptArtifact, Work
 from gateway.core.sessions import Activity, Session
 from trainer import dispatch
@@ -90,6 +90,8 @@ class Recovery:
             await self._kernels.run(lambda: self._backend.discard_window(session.id))
             return
         payload = await self._log.payload(session, operation)
+        if isinstance(payload, SaveWeights | SaveState):
+            raise ValueError(f"{operation.id} is a save; the log does not replay those")
         directory = await self.directory(session, payload)
         then = replace(session, window_broken_by=None)  # the operation completed: its window was whole
-        await self._kernels.run(lambda: dispatch.replay(self._backend, then, payload, directory))
+        await self._kernels.run(lambda: dispatch.apply(self._backend, then, payload, directory))

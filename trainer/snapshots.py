@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gateway.core.sessions import LoraConfig
 from trainer.backend import CorruptState
 from trainer.optim import Moments
+from trainer.tensorfiles import read_tensors, write_tensors
 
 TENSORS_NAME = "state.safetensors"
 RECORD_NAME = "state.json"
@@ -49,7 +48,7 @@ def write(directory: Path, state: State) -> None:
         for group, values in groups
         for name, tensor in zip(state.weights, values, strict=True)
     }
-    save_file(tensors, directory / TENSORS_NAME)
+    write_tensors(directory / TENSORS_NAME, tensors)
     record = {
         "format": _FORMAT,
         "lora": asdict(state.lora),
@@ -70,8 +69,8 @@ def read(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> State:
     """
     try:
         record: dict[str, Any] = json.loads((directory / RECORD_NAME).read_bytes())
-        tensors = load_file(directory / TENSORS_NAME)
-    except (OSError, ValueError, SafetensorError) as error:
+        tensors = read_tensors(directory / TENSORS_NAME)
+    except (OSError, ValueError) as error:
         raise CorruptState(f"session state cannot be read: {error}") from error
     if record.get("format") != _FORMAT:
         raise CorruptState(f"session state has format {record.get('format')!r}, expected {_FORMAT}")

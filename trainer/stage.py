@@ -13,19 +13,21 @@ from typing import Any
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from gateway.core.errors import Internal
 from gateway.core.sessions import LoraConfig
+from trainer.tensorfiles import open_tensors, write_tensors
 
 CONFIG_NAME = "adapter_config.json"
 ADAPTER_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
-class BadAdapter(Exception):
+class BadAdapter(Internal):
     """A written adapter is not what engines can load; the text says what is wrong."""
+
+    default_code = "bad_adapter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +65,8 @@ def write_adapter(directory: Path, adapter: ExportedAdapter, base_model: str) ->
     )
     config.save_pretrained(str(directory))
     _rewrite_sorted(directory / CONFIG_NAME)
-    save_file(
-        {f"{_PREFIX}{name}.weight": tensor for name, tensor in adapter.tensors.items()},
-        directory / ADAPTER_NAME,
-        metadata={"format": "pt"},
+    write_tensors(
+        directory / ADAPTER_NAME, {f"{_PREFIX}{name}.weight": tensor for name, tensor in adapter.tensors.items()}
     )
 
 
@@ -87,12 +87,11 @@ def validate(directory: Path, targets: Mapping[str, tuple[int, int]], rank: int)
     for path, (out_features, in_features) in targets.items():
         expected[f"{_PREFIX}{path}.lora_A.weight"] = (rank, in_features)
         expected[f"{_PREFIX}{path}.lora_B.weight"] = (out_features, rank)
-    with safe_open(directory / ADAPTER_NAME, framework="pt") as file:
-        names = set(file.keys())
-        if wrong := sorted(names ^ expected.keys()):
+    with open_tensors(directory / ADAPTER_NAME) as file:
+        if wrong := sorted(set(file.names()) ^ expected.keys()):
             raise BadAdapter(f"missing or unknown tensors: {', '.join(wrong[:5])}")
         for name, shape in expected.items():
-            tensor: Tensor = file.get_tensor(name)
+            tensor = file.tensor(name)
             if tuple(tensor.shape) != shape:
                 raise BadAdapter(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")
             if not torch.isfinite(tensor).all():

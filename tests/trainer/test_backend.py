@@ -265,7 +265,7 @@ def test_the_base_stays_bit_equal_whatever_sessions_do(base: BaseModel, tmp_path
 def frozen(backend: PeftBackend) -> dict[str, torch.Tensor]:
     return {
         name.replace(".base_layer", ""): parameter.detach().clone()
-        for name, parameter in backend.model.named_parameters()
+        for name, parameter in backend.model.module.named_parameters()
         if "lora_" not in name
     }
 
