@@ -1,4 +1,4 @@
-"""Causal attention over a micro-batch's blocks: matmul and softmax, queries in chunks, probabilities kept or recomputed.
+"""Causal attention over a micro-batch's blocks: matmul and softmax, queries in chunks, probabilities kept or not.
 
 Suffixes: F families, S siblings, L own length, P prefix length, K key/value heads, G query heads per key/value head,
 D head size. All products run over contiguous copies of a block's rows; queries lie as [F, K, S, G, L, D], so that one
@@ -75,7 +75,7 @@ def forward(
     out_TE = qk_TE.new_empty((qk_TE.shape[0], heads.query * heads.size))
     kept: list[Tensor | None] = []
     for block in blocks:
-        families, siblings, length, prefix = block.shape
+        _, _, length, prefix = block.shape
         x = _operands(qk_TE, v_TE, block, heads)
         single = length <= _CHUNK
         out = torch.empty_like(x.q)
@@ -182,7 +182,7 @@ def _operands(qk_TE: Tensor, v_TE: Tensor, block: DeviceBlock, heads: Heads) -> 
 
 
 def _probabilities(q: Tensor, x: _Operands, start: int, end: int, block: DeviceBlock, heads: Heads) -> Tensor:
-    """Return softmax over [prefix | own keys up to ``end``] of queries ``[start, end)``: [F*K*S*G*(end-start), P+end]."""
+    """Return softmax over [prefix, own keys up to ``end``] of queries ``[start, end)``: [F*K*S*G*queries, keys]."""
     size = end - start
     scores = torch.bmm(q.view(x.k.shape[0], -1, heads.size), x.k[:, :end].transpose(1, 2))
     hidden = torch.full((size, size), float("-inf"), dtype=q.dtype, device=q.device).triu_(1)

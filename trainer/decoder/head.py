@@ -60,11 +60,11 @@ class Head:
         """Answer all queries; ``wanted_T`` (bool) are the rows whose gradient may be asked for, None for none."""
         rows, hidden = h_TH.shape
         h_TH = h_TH.to(self._dtype)
-        f32 = {"dtype": torch.float32, "device": h_TH.device}
-        targets_Q, lse_T = torch.empty(q.rows_Q.shape, **f32), torch.empty(rows, **f32)
+        lse_T = torch.empty(rows, dtype=torch.float32, device=h_TH.device)
+        targets_Q = lse_T.new_empty(q.rows_Q.shape)
         inner_TR = lora.inner(h_TH.float())
         wanted = torch.zeros(rows, dtype=torch.bool, device=h_TH.device) if wanted_T is None else wanted_T
-        direction_TH = None if wanted_T is None else torch.zeros((rows, hidden), **f32)
+        direction_TH = None if wanted_T is None else lse_T.new_zeros((rows, hidden))
         inner_direction = None if wanted_T is None or inner_TR is None else torch.zeros_like(inner_TR)
         for start in range(0, rows, self._tiling.rows):
             end = min(start + self._tiling.rows, rows)
@@ -121,7 +121,7 @@ class Head:
         if len(extra):
             dz_TR.index_add_(0, at, (B_VR[plus] - B_VR[minus]) * grad_Q[extra, None])
         sink.put(lora.pairs[0].names[0], torch.mm(dz_TR.t(), h_TH.float()), 1.0)
-        dB_VR = self._B_gradient(h_TH.to(self._dtype), grad_T, s, lora, temperature)
+        dB_VR = self._gradient_of_b(h_TH.to(self._dtype), grad_T, s, lora, temperature)
         dB_VR.index_add_(0, q.tokens_Q, s.inner_TR[q.rows_Q] * grad_Q[:, None])
         sink.put(lora.pairs[0].names[1], dB_VR, sink.scale)
         return dh_TH.addmm_(dz_TR, lora.A_RI)
@@ -172,12 +172,13 @@ class Head:
             if inner_direction_CR is not None:
                 inner_direction_CR.div_(-total[:, None]).addcmul_(lora.pairs[0].B[reference], keep)
 
-    def _B_gradient(self, h_TH: Tensor, grad_T: Tensor, s: Scored, lora: Group, temperature: float) -> Tensor:
+    def _gradient_of_b(self, h_TH: Tensor, grad_T: Tensor, s: Scored, lora: Group, temperature: float) -> Tensor:
         """Return ``-sum_t grad_t p_t z_t^T`` [V, R] from logits computed again for rows with a gradient."""
         assert s.inner_TR is not None
         dB_VR = torch.zeros_like(lora.pairs[0].B)
         rows = grad_T.nonzero().squeeze(1)
-        for at in rows.split(self._tiling.rows):
+        for start in range(0, len(rows), self._tiling.rows):
+            at = rows[start : start + self._tiling.rows]
             h, z, lse = h_TH[at], s.inner_TR[at], s.lse_T[at]
             pull = z * -grad_T[at, None]
             for begin in range(0, self._weight.shape[0], self._tiling.entries):

@@ -187,7 +187,7 @@ def _normalise_heads(
     out = torch.empty_like(raw_qk)
     rstds: list[Tensor] = []
     for part, weight in ((slice(0, split), q_norm), (slice(split, None), k_norm)):
-        each = raw_qk[:, part].unflatten(1, (-1, heads.size))
+        each = _heads(raw_qk[:, part], heads.size)
         normed, rstd = ops.rms_norm(each, weight, rows.eps, rows.dtype)
         out[:, part] = normed.flatten(1)
         rstds.append(rstd)
@@ -197,18 +197,23 @@ def _normalise_heads(
 def _normalise_heads_backward(
     dqk: Tensor, raw_qk: Tensor, rstds: tuple[Tensor, Tensor], layer: Layer, rows: Rows
 ) -> Tensor:
-    assert layer.q_norm is not None and layer.k_norm is not None
+    assert layer.q_norm is not None
+    assert layer.k_norm is not None
     heads = rows.heads
     split = heads.query * heads.size
     total = torch.zeros(dqk.shape, dtype=torch.float32, device=dqk.device)
     halves = ((slice(0, split), layer.q_norm, rstds[0]), (slice(split, None), layer.k_norm, rstds[1]))
     for part, weight, rstd in halves:
-        each = (-1, heads.size)
         ops.rms_norm_backward_(
-            total[:, part].unflatten(1, each),
-            dqk[:, part].unflatten(1, each),
-            raw_qk[:, part].unflatten(1, each),
+            _heads(total[:, part], heads.size),
+            _heads(dqk[:, part], heads.size),
+            _heads(raw_qk[:, part], heads.size),
             rstd,
             weight,
         )
     return total.to(rows.dtype)
+
+
+def _heads(x_TE: Tensor, size: int) -> Tensor:
+    """View rows as [T, heads, size]."""
+    return x_TE.view(x_TE.shape[0], -1, size)

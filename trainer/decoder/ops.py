@@ -3,6 +3,8 @@
 Rows of the residual stream and of its gradient may be wider (float32) than the compute dtype.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,7 +12,7 @@ from torch.nn import functional as F
 
 def rms_norm(x_TD: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the normalised rows in ``dtype`` and 1/rms as float32 [T, 1] (last dimension of any shape)."""
-    norm = torch.linalg.vector_norm(x_TD, dim=-1, keepdim=True, dtype=torch.float32)
+    norm = cast(Tensor, torch.linalg.vector_norm(x_TD, dim=-1, keepdim=True, dtype=torch.float32))
     rstd = norm.square_().div_(x_TD.shape[-1]).add_(eps).rsqrt_()
     return apply_rms_norm(x_TD, rstd, weight, dtype), rstd
 
@@ -23,7 +25,7 @@ def apply_rms_norm(x_TD: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtyp
 def rms_norm_backward_(dx_TD: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd: Tensor, weight: Tensor) -> None:
     """Add the gradient of the norm's input to ``dx_TD``."""
     g = torch.mul(dy_TD, weight.to(dx_TD.dtype))
-    slope = torch.linalg.vecdot(g, x_TD.to(g.dtype)).unsqueeze(-1)
+    slope = cast(Tensor, torch.linalg.vecdot(g, x_TD.to(g.dtype))).unsqueeze(-1)
     slope.mul_(rstd).mul_(rstd).mul_(rstd).div_(x_TD.shape[-1])
     dx_TD.addcmul_(g, rstd.to(dx_TD.dtype)).addcmul_(x_TD, slope, value=-1.0)
 

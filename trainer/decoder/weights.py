@@ -54,9 +54,10 @@ class Weights:
 
 def supports(config: Any) -> bool:
     """Whether the decoder computes this transformers config exactly; all others take the plain path."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    full_attention = all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
-    return (
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    layer_types: list[str] = getattr(config, "layer_types", None) or []
+    full_attention = all(kind == "full_attention" for kind in layer_types)
+    return bool(
         getattr(config, "model_type", None) in _ARCHITECTURES
         and config.hidden_act == "silu"
         and rope.get("rope_type") in _STATIC_ROPE

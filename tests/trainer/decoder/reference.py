@@ -19,10 +19,11 @@ ALL = (*ATTENTION, *MLP, *UNEMBED)
 
 def base(model_type: str, *, tied: bool = True, seed: int = 0, **changes: Any) -> Any:
     """A random two-layer model of an architecture, with norms and biases away from their neutral start."""
-    shape = dict(
-        hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, vocab_size=VOCAB, max_position_embeddings=4096, initializer_range=0.1, tie_word_embeddings=tied,
-    )  # fmt: skip
+    shape = {
+        "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": VOCAB, "max_position_embeddings": 4096,
+        "initializer_range": 0.1, "tie_word_embeddings": tied,
+    }  # fmt: skip
     config = AutoConfig.for_model(model_type, **{**shape, **changes})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()

@@ -1,0 +1,47 @@
+"""The loop a careful user writes by hand: transformers + PEFT + AdamW, right-padded minibatches, full logits.
+
+No attention mask is passed: with padding on the right, causal attention never lets a real position see it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from tests.bench.batches import LINEAR, Batch, loss_sum
+
+
+class BareLoop:
+    """One LoRA adapter of ``rank`` on all linear layers, in ``dtype``; B starts random so that each gradient counts."""
+
+    def __init__(self, model_path: Path, dtype: torch.dtype, *, rank: int = 8, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        base = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LINEAR), init_lora_weights=False)
+        self.model: Any = get_peft_model(base, config)
+        self.model.train()
+        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self._optimizer = torch.optim.AdamW(self.parameters.values(), lr=1e-5)
+
+    def forward_backward(self, batch: Batch, *, minibatch: int = 16) -> list[Tensor]:
+        """Add the gradient of the summed loss; return log-probabilities per datum."""
+        found: list[Tensor] = []
+        for start in range(0, len(batch.datums), minibatch):
+            datums = batch.datums[start : start + minibatch]
+            longest = max(len(datum.tokens) for datum in datums)
+            tokens = torch.stack([F.pad(datum.tokens, (0, longest - len(datum.tokens))) for datum in datums])
+            targets = torch.stack([F.pad(datum.targets, (0, longest - len(datum.tokens))) for datum in datums])
+            logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+            logprobs = -F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+            rows = [row[: len(d.tokens)] for row, d in zip(logprobs.view(targets.shape), datums, strict=True)]
+            loss_sum(batch.loss, datums, rows).backward()
+            found.extend(row.detach() for row in rows)
+        return found
+
+    def optim_step(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad()
