@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from datetime import UTC, datetime
 from statistics import fmean
 
 import openai
@@ -39,7 +40,7 @@ def question(a: int, b: int) -> str:
 
 def main() -> int:
     args = parser.parse_args()
-    console, rng = Console(highlight=False), random.Random(args.seed)
+    console, rng, began = Console(highlight=False, soft_wrap=True), random.Random(args.seed), datetime.now(UTC)
 
     sums = [(a, b) for a in range(1, 10) for b in range(a, 10)]
     held_out = rng.sample([(a, b) for a, b in sums if a < b], HELD_OUT_SUMS)
@@ -74,7 +75,7 @@ def main() -> int:
             return fmean(fmean(rewards_G) for rewards_G in rewards_P_G)
 
         console.print(f"Session {training.session_id} on {args.base_model}, {len(train)} questions to train on.")
-        sampler = training.save_weights_and_get_sampling_client()
+        sampler = service.create_sampling_client(base_model=args.base_model)  # what a fresh adapter computes, too
         before = accuracy(sampler)
         console.print(f"Held out: {len(test)} questions, {before:.0%} right before training.\n")
         console.print("[bold]step   reward                      KL   tokens      cost  seconds[/]")
@@ -123,7 +124,7 @@ def main() -> int:
         )
         console.print(f"openai client: {question(a, b)!r} -> {reply.choices[0].message.content!r}\n")
 
-        bill = service.get_usage(session_id=training.session_id)
+        bill = service.get_usage(since=began)
         for line in bill.data:
             console.print(f"{line.meter:>16} {line.quantity:9,} tokens  ${line.cost_nanos / 1e9:.5f}")
         console.print(f"{'total':>16} {'':16}  ${bill.total_cost_nanos / 1e9:.5f}")

@@ -58,16 +58,13 @@ def main() -> int:
             weights_T += [0.0] * (len(tokens_T) - len(weights_T))
             return loopline.Datum(tokens_T[:-1], {"target_tokens": tokens_T[1:], "weights": weights_T[1:]})
 
-        def answer() -> str:
+        def answer(model: str) -> str:
             messages = [{"role": "user", "content": args.question}]
-            reply = chat.chat.completions.create(
-                model=training.session_id, messages=messages, max_tokens=48, temperature=0
-            )
+            reply = chat.chat.completions.create(model=model, messages=messages, max_tokens=48, temperature=0)
             return reply.choices[0].message.content or ""
 
         data = [to_datum(messages) for messages in conversations]
-        training.save_weights_for_sampler().result()
-        before = answer()
+        before = answer(args.base_model)
         print(f"{args.question!r} before: {before!r}\n\nstep  loss per answer token")
 
         losses: list[float] = []
@@ -80,7 +77,7 @@ def main() -> int:
             print(f"{step:4}  {losses[-1]:.3f}")
 
         training.save_weights_for_sampler().result()
-        after = answer()
+        after = answer(training.session_id)
         print(f"\n{args.question!r} after: {after!r}")
         bill = service.get_usage(session_id=training.session_id)
         print(f"cost: ${bill.total_cost_nanos / 1e9:.5f}")
