@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import secrets
+import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -49,6 +50,13 @@ class EngineProcess:
             assert self._child.poll() is None, self._log.read_text()[-6000:]
             assert time.monotonic() < deadline, self._log.read_text()[-6000:]
             time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL the process and all its children."""
+        assert self._child is not None
+        os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        self._child = None
 
     def stop(self) -> None:
         """End the process and all its children."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.canary import CanaryMismatch
+from gateway.core.canary import Canary, CanaryMismatch
 from gateway.core.catalog import BaseModel, Catalog
 from gateway.core.errors import Invalid, Unavailable
 from gateway.core.ports import CorruptArtifact
@@ -18,7 +18,7 @@ from gateway.engines.launch import launch_scripted
 from gateway.engines.pool import EnginePool
 from gateway.engines.vllm import Vllm
 from gateway.store.artifacts import LocalArtifacts
-from tests.engines.artifacts import SEQUENCE, rejected, stage_scripted
+from tests.engines.artifacts import SEQUENCE, make_lora, rejected, stage, stage_scripted
 from tests.engines.fixtures import EngineProcess, base_model_of, running_engine, scripted_spec, until
 from tests.stack import EngineEndpoint
 
@@ -99,6 +99,39 @@ async def test_a_canary_outside_the_vocabulary_never_reaches_the_engine(
 ) -> None:
     with pytest.raises(CorruptArtifact, match="canary"):
         await pool.publish(stage_scripted(artifacts, "mine", tokens=[(1, 2, 999)]))
+
+
+@pytest.mark.parametrize("files", [{"readme.txt": b"no adapter"}, {SCRIPTED_NAME: b"not json"}], ids=["404", "500"])
+async def test_an_adapter_the_engine_cannot_load_is_rejected_once_the_base_model_was_seen_to_work(
+    pool: EnginePool, artifacts: LocalArtifacts, base: BaseModel, files: dict[str, bytes]
+) -> None:
+    canary = Canary(tokens=(SEQUENCE,), logprobs=((-1.0,) * 5,), base_logprobs=((-1.5,) * 5,))
+    version = stage(artifacts, files, canary, base_model=base.name, lora=make_lora())
+
+    with pytest.raises(CanaryMismatch) as refusal:
+        await pool.publish(version)
+
+    assert refusal.value.code == "engine_refused_adapter"
+
+
+@pytest.mark.parametrize(
+    "canary",
+    [
+        None,
+        Canary(tokens=((97,),), logprobs=((),), base_logprobs=((),)),
+        Canary(tokens=(SEQUENCE,), logprobs=((-1.0,),), base_logprobs=((-1.5,) * 5,)),
+        Canary(tokens=(SEQUENCE,), logprobs=((-1.0,) * 5,), base_logprobs=()),
+    ],
+    ids=["none", "too short", "lengths differ", "counts differ"],
+)
+async def test_a_version_that_nothing_can_be_judged_by_is_corrupt(
+    pool: EnginePool, artifacts: LocalArtifacts, base: BaseModel, canary: Canary | None
+) -> None:
+    files = {SCRIPTED_NAME: scripted_file("mine")}
+    version = stage(artifacts, files, canary, base_model=base.name, lora=make_lora())
+
+    with pytest.raises(CorruptArtifact, match="canary"):
+        await pool.publish(version)
 
 
 async def test_a_rejected_version_and_a_strangers_model_are_refused(

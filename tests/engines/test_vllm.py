@@ -16,6 +16,7 @@ from gateway.core.catalog import BaseModel, Catalog
 from gateway.core.errors import Invalid, Unavailable
 from gateway.core.sampling import SampleRequest, SamplingParams, StopReason, Target
 from gateway.core.versions import Version
+from gateway.engines.answers import EngineLost
 from gateway.engines.pool import EnginePool
 from gateway.engines.vllm import Vllm
 from gateway.store.artifacts import LocalArtifacts
@@ -296,25 +297,45 @@ async def test_stop_strings_and_ids_end_a_sequence_and_belong_to_it(pool: Engine
     target = Target(base=base, version=None)
     (plain,) = (await pool.generate(target, greedy())).sequences
     end = plain.tokens.index(plain.tokens[3]) + 1
-    params = dataclasses.replace(greedy().params, stop_token_ids=(plain.tokens[3],))
+    body = {"prompt": list(PROMPT), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    text: str = (await pool.complete(target, "completions", body))["choices"][0]["text"]
+    word = re.findall(r"[A-Za-z]{3,}", text)[1]
 
-    (stopped,) = (await pool.generate(target, dataclasses.replace(greedy(), params=params))).sequences
+    by_id, by_word = [
+        (await pool.generate(target, dataclasses.replace(greedy(), params=params))).sequences[0]
+        for params in (
+            dataclasses.replace(greedy().params, stop_token_ids=(plain.tokens[3],)),
+            dataclasses.replace(greedy().params, stop=(word,)),
+        )
+    ]
 
-    assert (stopped.tokens, stopped.stop_reason) == (plain.tokens[:end], StopReason.STOP)
+    assert (by_id.tokens, by_id.stop_reason) == (plain.tokens[:end], StopReason.STOP)
+    assert by_word.stop_reason is StopReason.STOP
+    assert 1 < len(by_word.tokens) < 12
+    assert by_word.tokens == plain.tokens[: len(by_word.tokens)]
 
 
 async def test_versions_come_back_through_the_gate_after_the_engine_was_killed(
-    tiny_process: tuple[EngineProcess, EngineEndpoint], pool: EnginePool, base: BaseModel, reference: Reference
+    tiny_process: tuple[EngineProcess, EngineEndpoint],
+    pool: EnginePool,
+    base: BaseModel,
+    reference: Reference,
+    client: Vllm,
 ) -> None:
     process, _ = tiny_process
     versions: list[Version] = [reference.adapter(30), reference.adapter(31, unembed=True)]
     targets = [Target(base=base, version=version) for version in versions]
     before = [await pool.generate(target, greedy()) for target in targets]
+    midway = [asyncio.create_task(pool.generate(target, greedy(count=1000))) for target in targets]
+    await until(lambda: busy(client))
 
-    process.stop()
+    process.kill()
+    outcomes = await asyncio.gather(*midway, return_exceptions=True)
     with pytest.raises(Unavailable):
         await pool.generate(targets[0], greedy())
     process.start()
+
+    assert [type(outcome) for outcome in outcomes] == [EngineLost, EngineLost]  # never a short answer
 
     after = [await pool.generate(target, greedy()) for target in targets]
     assert [one.sequences[0].tokens for one in after] == [one.sequences[0].tokens for one in before]
