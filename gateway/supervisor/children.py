@@ -50,7 +50,7 @@ class RestartPolicy:
     first_delay_s: float = 0.5
     max_delay_s: float = 15.0
     stable_after_s: float = 30.0
-    give_up_after: int = 4
+    give_up_after: int = 3
 
     def delay_s(self, deaths: int) -> float:
         """Return the pause after the ``deaths``-th death in a row (1 is the first)."""

@@ -41,7 +41,7 @@ class ChildRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the running gateway of a data directory listens."""
+    """Where the running gateway of a data directory listens; ``pid`` is its supervisor's."""
 
     url: str
     pid: int
@@ -104,11 +104,12 @@ class RunDir:
         (self.path / "gateway.json").unlink(missing_ok=True)
 
     def address(self) -> Address | None:
-        """Return where the gateway of this data directory listens, if one was announced."""
+        """Return where the gateway of this data directory listens, if one was announced and its supervisor lives."""
         try:
-            return Address(**json.loads((self.path / "gateway.json").read_text()))
+            address = Address(**json.loads((self.path / "gateway.json").read_text()))
         except (FileNotFoundError, json.JSONDecodeError, TypeError):
             return None
+        return address if groups.process_info(address.pid) is not None else None
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Write whole or not at all."""

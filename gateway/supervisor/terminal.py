@@ -8,7 +8,6 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.padding import Padding
-from rich.panel import Panel
 from rich.spinner import Spinner
 from rich.syntax import Syntax
 from rich.table import Table
@@ -81,10 +80,9 @@ class Terminal:
 def show_failure(console: Console, message: str, log: Path, lines: Sequence[str]) -> None:
     """Print why everything stops, and the last lines of the log that says more."""
     console.print(f"[bold red]{escape(message)}[/]", soft_wrap=True)
-    if lines:
-        console.print(Panel(Text("\n".join(lines)), title=f"last lines of {log}", title_align="left", expand=False))
-    else:
-        console.print(f"Its log is empty: {log}", soft_wrap=True)
+    console.print(f"Last lines of {log}:" if lines else f"Its log is empty: {log}", soft_wrap=True)
+    for line in lines:
+        console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
 
 
 def show_ready(console: Console, *, url: str, key: str, model: str, log_dir: Path, shared: bool) -> None:

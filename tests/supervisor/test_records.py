@@ -109,8 +109,16 @@ async def test_a_record_of_another_boot_or_a_torn_one_ends_nothing(
 
 def test_the_address_is_readable_until_it_is_removed(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    address = Address(url="http://127.0.0.1:8000", pid=1)
+    address = Address(url="http://127.0.0.1:8000", pid=os.getpid())
     run_dir.write_address(address)
     assert RunDir(tmp_path).address() == address
     run_dir.remove_address()
+    assert run_dir.address() is None
+
+
+def test_the_address_of_a_supervisor_that_was_killed_does_not_count(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    run_dir.write_address(Address(url="http://127.0.0.1:8000", pid=gone.pid))
     assert run_dir.address() is None
