@@ -1,28 +1,40 @@
 """``python -m gateway``: read the settings and serve until told to stop."""
 
+import structlog
 import uvicorn
 
+from billing.prices import PriceListError
 from gateway import logs
 from gateway.app import create_app
+from gateway.auth.master import MasterKeyError
+from gateway.core.catalog import CatalogError
 from gateway.settings import Settings
 
 GRACE_S = 10
+KEEP_ALIVE_S = 30
 
 
-def main() -> None:
+def main() -> int:
+    """Return the exit status: 0 after a clean stop, 2 when a file is missing or wrong."""
     settings = Settings()
     logs.configure()
+    try:
+        app = create_app(settings)
+    except (CatalogError, PriceListError, MasterKeyError, OSError) as error:
+        structlog.stdlib.get_logger("gateway").error("gateway_not_started", reason=str(error))
+        return 2
     uvicorn.run(
-        create_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
-        timeout_keep_alive=30,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -6,18 +6,19 @@ import socket
 from asyncio import CancelledError, create_task
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
+from dataclasses import dataclass
+from datetime import datetime
 
 import structlog
 from fastapi import FastAPI
 
 from billing.prices import PriceList, shipped_prices
 from gateway import health
-from gateway.auth.keys import local_key
+from gateway.auth.keys import Keyring, local_key
 from gateway.auth.master import open_keyring
 from gateway.background import Sweeper
 from gateway.core.catalog import Catalog, parse_catalog
-from gateway.core.clock import SystemClock
+from gateway.core.clock import Clock, SystemClock
 from gateway.core.futures import Futures
 from gateway.engines.pool import EnginePool
 from gateway.publisher import Publisher
@@ -40,11 +41,37 @@ class AppState(State):
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[AppState]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What the gateway reads once, before it starts."""
+
+    keyring: Keyring
+    catalog: Catalog
+    prices: PriceList
+
+
+def read_files(settings: Settings, *, at: datetime) -> Files:
+    """Read the master key (made on first start), the catalogue, and the price list, which must cover it.
+
+    Raises:
+        MasterKeyError, CatalogError, PriceListError, OSError: the message says which file is wrong, and how.
+    """
+    catalog = parse_catalog(settings.resolved_catalog.read_text(encoding="utf-8"))
+    prices = PriceList.load(settings.prices or shipped_prices())
+    prices.check_covers(catalog.models, at=at)
+    return Files(keyring=open_keyring(settings), catalog=catalog, prices=prices)
+
+
 def create_app(settings: Settings) -> FastAPI:
-    """Return the application for ``settings``; nothing is opened before its lifespan starts."""
+    """Return the application for ``settings``. Its files are read now, everything else is opened by its lifespan.
+
+    Raises:
+        MasterKeyError, CatalogError, PriceListError, OSError: see ``read_files``.
+    """
+    clock = SystemClock()
     app = FastAPI(
         title="Loopline",
-        lifespan=_lifespan(settings),
+        lifespan=_lifespan(settings, read_files(settings, at=clock.now()), clock),
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -58,26 +85,18 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _lifespan(settings: Settings) -> Lifespan:
+def _lifespan(settings: Settings, files: Files, clock: Clock) -> Lifespan:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[AppState]:
         async with AsyncExitStack() as opened:
-            yield await _open(settings, opened)
+            yield await _open(settings, files, clock, opened)
 
     return lifespan
 
 
-async def _open(settings: Settings, opened: AsyncExitStack) -> AppState:
-    """Open everything in the order of dependence; ``opened`` closes it in the reverse order.
-
-    Raises:
-        CatalogError, PriceListError, MasterKeyError, OSError: a file is missing or wrong; the message says which.
-    """
-    clock = SystemClock()
-    keyring = open_keyring(settings)
-    catalog = read_catalog(settings.resolved_catalog)
-    prices = PriceList.load(settings.prices or shipped_prices())
-    prices.check_covers(catalog.models, at=clock.now())
+async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExitStack) -> AppState:
+    """Open everything in the order of dependence; ``opened`` closes it in the reverse order."""
+    keyring, catalog = files.keyring, files.catalog
     database = await opened.enter_async_context(
         open_database(settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock)
     )
@@ -101,23 +120,13 @@ async def _open(settings: Settings, opened: AsyncExitStack) -> AppState:
         engines=engines,
         futures=futures,
         catalog=catalog,
-        prices=prices,
+        prices=files.prices,
         clock=clock,
         keyring=keyring,
         first_answers=FirstAnswers(),
         max_body_bytes=settings.max_body_bytes,
         readiness=health.Readiness(database, engines, catalog, clock),
     )
-
-
-def read_catalog(path: Path) -> Catalog:
-    """Read the catalogue.
-
-    Raises:
-        CatalogError: it is wrong.
-        OSError: it cannot be read.
-    """
-    return parse_catalog(path.read_text(encoding="utf-8"))
 
 
 @asynccontextmanager

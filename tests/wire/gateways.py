@@ -1,4 +1,4 @@
-"""A gateway process for wire tests: real SQLite, the scripted engine, the scripted trainer, and keys of two projects."""
+"""A gateway process for wire tests: real SQLite, scripted engine, scripted trainer, keys of two projects."""
 
 import asyncio
 import os

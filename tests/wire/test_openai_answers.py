@@ -1,0 +1,247 @@
+"""The OpenAI dialect: golden bodies and frames, who answers, what is billed."""
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.wire.gateways import Gateway
+from tests.wire.training import BASE, new_session, trained_session, usage_of
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+PROMPT = "<user>Hello\n<assistant>"  # the scripted chat template, one token a byte
+
+
+def golden(value: Any) -> Any:
+    """Replace what differs from run to run: ids and times."""
+    if isinstance(value, dict):
+        return {key: 0 if key == "created" else golden(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [golden(inner) for inner in value]
+    return re.sub(r"smp-[0-9a-z]{26}", "smp-ID", value) if isinstance(value, str) else value
+
+
+def frames(response: httpx.Response) -> list[Any]:
+    """Return the decoded ``data:`` frames; the end mark stays text."""
+    events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
+    return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+def fingerprint_of(client: httpx.Client, address: str) -> str:
+    return client.get(f"/model_packages/{address.replace('@', '/')}").json()["fingerprint"]
+
+
+@pytest.fixture
+def trained(client: httpx.Client) -> str:
+    return trained_session(client)
+
+
+def test_a_chat_answer_has_exactly_openais_fields(
+    openai_client: httpx.Client, client: httpx.Client, trained: str
+) -> None:
+    body = {"model": trained, "messages": MESSAGES, "max_completion_tokens": 5, "seed": 4}
+    response = openai_client.post("/chat/completions", json=body)
+    answer = response.json()
+    fingerprint = fingerprint_of(client, f"{trained}@1")
+    content = answer["choices"][0]["message"].pop("content")
+    assert isinstance(content, str)
+    assert golden(answer) == {
+        "id": "chatcmpl-smp-ID",
+        "object": "chat.completion",
+        "created": 0,
+        "model": trained,
+        "system_fingerprint": fingerprint,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "refusal": None},
+                "logprobs": None,
+                "finish_reason": answer["choices"][0]["finish_reason"],
+            }
+        ],
+        "usage": {
+            "prompt_tokens": len(PROMPT),
+            "completion_tokens": answer["usage"]["completion_tokens"],
+            "total_tokens": len(PROMPT) + answer["usage"]["completion_tokens"],
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+    assert 1 <= answer["usage"]["completion_tokens"] <= 5
+    assert response.headers["X-Loopline-Version"] == f"{trained}@1"
+    assert response.headers["X-Loopline-Fingerprint"] == fingerprint
+    usage = usage_of(client, trained)
+    assert (usage["prefill"], usage["sample"]) == (len(PROMPT), answer["usage"]["completion_tokens"])
+
+
+def test_a_completion_has_exactly_openais_fields(openai_client: httpx.Client) -> None:
+    body = {"model": BASE, "prompt": "ab", "seed": 4, "logprobs": 0, "max_tokens": 3}
+    response = openai_client.post("/completions", json=body)
+    answer = response.json()
+    choice = answer["choices"][0]
+    assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
+    assert set(choice["logprobs"]) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+    assert len(choice["logprobs"]["token_logprobs"]) == answer["usage"]["completion_tokens"]
+    assert set(answer) == {"id", "object", "created", "model", "system_fingerprint", "choices", "usage"}
+    assert (answer["object"], answer["model"], answer["system_fingerprint"]) == (
+        "text_completion",
+        BASE,
+        f"base-{BASE}",
+    )
+    assert response.headers["X-Loopline-Version"] == f"base:{BASE}"
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_a_chat_stream_has_exactly_openais_frames(
+    openai_client: httpx.Client, client: httpx.Client, trained: str, include_usage: bool
+) -> None:
+    body: dict[str, Any] = {"model": trained, "messages": MESSAGES, "max_tokens": 4, "seed": 6}
+    whole = openai_client.post("/chat/completions", json=body).json()
+    before = usage_of(client, trained)
+    options = {"stream_options": {"include_usage": True}} if include_usage else {}
+    response = openai_client.post("/chat/completions", json={**body, "stream": True, **options})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["X-Loopline-Version"] == f"{trained}@1"
+    *chunks, end = frames(response)
+    shared = {
+        "id": "chatcmpl-smp-ID",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": trained,
+        "system_fingerprint": fingerprint_of(client, f"{trained}@1"),
+        **({"usage": None} if include_usage else {}),
+    }
+    count = whole["usage"]["completion_tokens"]
+    text = whole["choices"][0]["message"]["content"].ljust(count, "\0")
+    deltas = [{"content": letter.strip("\0")} for letter in text]
+    deltas[0] = {"role": "assistant", **deltas[0]}
+    expected = [
+        {**shared, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+        for delta in deltas
+    ]
+    expected[-1]["choices"][0]["finish_reason"] = whole["choices"][0]["finish_reason"]
+    if include_usage:
+        expected.append({**shared, "choices": [], "usage": whole["usage"]})
+    assert golden(chunks) == expected
+    assert end == "[DONE]"
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    after = usage_of(client, trained)
+    assert after["sample"] - before["sample"] == count
+    assert after["prefill"] - before["prefill"] == len(PROMPT)
+
+
+def test_a_streamed_completion_of_two_prompts_and_two_choices_adds_up(openai_client: httpx.Client) -> None:
+    body = {"model": BASE, "prompt": ["ab", "cd"], "n": 2, "max_tokens": 4, "seed": 3}
+    whole = openai_client.post("/completions", json=body).json()
+    streamed = openai_client.post(
+        "/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    *chunks, last, end = frames(streamed)
+    texts: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert [texts[choice["index"]] for choice in whole["choices"]] == [choice["text"] for choice in whole["choices"]]
+    assert (last["usage"], end) == (whole["usage"], "[DONE]")
+    assert sorted(choice["index"] for choice in whole["choices"]) == [0, 1, 2, 3]
+
+
+def test_token_ids_are_returned_when_asked_for_and_only_then(openai_client: httpx.Client) -> None:
+    body = {"model": BASE, "prompt": [97, 98], "max_tokens": 3, "return_token_ids": True}
+    choice = openai_client.post("/completions", json=body).json()["choices"][0]
+    assert choice["prompt_token_ids"] == [97, 98]
+    assert 1 <= len(choice["token_ids"]) <= 3
+    streamed = frames(openai_client.post("/completions", json={**body, "stream": True}))[:-1]
+    ids = [token for chunk in streamed for token in chunk["choices"][0]["token_ids"]]
+    assert ids == choice["token_ids"]
+    assert streamed[0]["choices"][0]["prompt_token_ids"] == [97, 98]
+    plain = openai_client.post("/completions", json={**body, "return_token_ids": False, "stream": True})
+    assert "token_ids" not in plain.text
+
+
+def test_prompt_logprobs_come_with_the_choice(openai_client: httpx.Client) -> None:
+    body = {"model": BASE, "prompt": [97, 98, 99], "max_tokens": 1, "prompt_logprobs": 0}
+    rows = openai_client.post("/completions", json=body).json()["choices"][0]["prompt_logprobs"]
+    assert rows[0] is None
+    assert [list(row) for row in rows[1:]] == [["98"], ["99"]]
+
+
+def test_one_version_answers_to_its_session_its_name_and_its_address(
+    openai_client: httpx.Client, client: httpx.Client
+) -> None:
+    session = trained_session(client, name="chatty")
+    answers = [
+        openai_client.post("/completions", json={"model": model, "prompt": "ab", "max_tokens": 4, "seed": 1})
+        for model in (session, "chatty", f"{session}@1")
+    ]
+    assert [answer.json()["model"] for answer in answers] == [session, "chatty", f"{session}@1"]
+    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
+    assert {answer.headers["X-Loopline-Version"] for answer in answers} == {f"{session}@1"}
+    base = openai_client.post("/completions", json={"model": BASE, "prompt": "ab", "max_tokens": 4, "seed": 1})
+    assert base.json()["system_fingerprint"] not in {answer.json()["system_fingerprint"] for answer in answers}
+
+
+def test_models_lists_base_models_live_sessions_and_published_versions(
+    openai_client: httpx.Client, client: httpx.Client, gateway: Gateway
+) -> None:
+    live = trained_session(client, name="listed")
+    stopped = trained_session(client)
+    client.delete(f"/sessions/{stopped}")
+    unsaved = new_session(client)["id"]
+    listed = openai_client.get("/models").json()
+    cards = {card["id"]: card for card in listed["data"]}
+    assert listed["object"] == "list"
+    assert {BASE, "untrained", live, f"{live}@1", f"{stopped}@1"} <= set(cards)
+    assert not {stopped, unsaved} & set(cards)
+    assert {card["object"] for card in cards.values()} == {"model"}
+    assert cards[f"{live}@1"]["fingerprint"] == fingerprint_of(client, f"{live}@1")
+    for model in (BASE, live, f"{live}@1", "listed"):
+        card = openai_client.get(f"/models/{model}").json()
+        assert (card["id"], card["object"]) == (model, "model")
+    for model in (stopped, unsaved, "nothing", f"{live}@2"):
+        assert openai_client.get(f"/models/{model}").status_code == 404
+    with gateway.openai_client(gateway.keys.stranger) as stranger:
+        assert live not in stranger.get("/models").text
+        assert stranger.get(f"/models/{live}").status_code == 404
+
+
+def test_an_answer_repeated_under_its_key_is_the_same_and_paid_once(
+    openai_client: httpx.Client, client: httpx.Client, trained: str
+) -> None:
+    headers = {"Idempotency-Key": f"chat-{trained}"}
+    body = {"model": trained, "messages": MESSAGES, "max_tokens": 5}
+    first = openai_client.post("/chat/completions", json=body, headers=headers)
+    usage = usage_of(client, trained)
+    again = openai_client.post("/chat/completions", json=body, headers=headers)
+    assert again.content == first.content
+    assert again.headers["X-Loopline-Version"] == first.headers["X-Loopline-Version"] == f"{trained}@1"
+    assert usage_of(client, trained) == usage
+    other = openai_client.post("/chat/completions", json={**body, "max_tokens": 6}, headers=headers)
+    assert (other.status_code, other.json()["error"]["code"]) == (400, "idempotency_key_reused")
+
+
+def test_our_own_answer_can_be_sent_back_as_a_turn(openai_client: httpx.Client) -> None:
+    body: dict[str, Any] = {"model": BASE, "messages": MESSAGES, "max_tokens": 5}
+    message = openai_client.post("/chat/completions", json=body).json()["choices"][0]["message"]
+    parts = [{"type": "text", "text": "And"}, {"type": "text", "text": "now?"}]
+    turns = [*MESSAGES, {**message, "tool_calls": []}, {"role": "user", "content": parts}]
+    answer = openai_client.post("/chat/completions", json={**body, "messages": turns}).json()
+    length = len(f"<user>Hello\n<assistant>{message['content']}\n<user>And\nnow?\n<assistant>".encode())
+    assert answer["usage"]["prompt_tokens"] == length
+
+
+def test_null_means_the_default_for_every_optional_field(openai_client: httpx.Client) -> None:
+    optional = (
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "stop", "seed", "presence_penalty",
+        "frequency_penalty", "logit_bias", "prompt_logprobs", "return_token_ids", "stream", "stream_options", "user",
+        "logprobs",
+    )  # fmt: skip
+    nulls = dict.fromkeys(optional)
+    completion = openai_client.post("/completions", json={"model": BASE, "prompt": "ab", "echo": None, **nulls})
+    chat = openai_client.post(
+        "/chat/completions",
+        json={"model": BASE, "messages": MESSAGES, "top_logprobs": None, "max_completion_tokens": None, **nulls},
+    )
+    assert (completion.status_code, chat.status_code) == (200, 200), completion.text + chat.text
+    assert completion.json()["usage"]["completion_tokens"] <= 16

@@ -1,0 +1,143 @@
+"""Streams that end early, on an engine that takes its time: billed once, for what was produced."""
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from gateway.engines.launch import launch_scripted
+from tests.engines.fixtures import EngineProcess, endpoint_of, running_engine, scripted_spec
+from tests.wire.gateways import Gateway, running_gateway
+from tests.wire.training import BASE, trained_session, usage_of
+
+TOKEN_S = 0.05
+BODY = {"prompt": "abc", "max_tokens": 400, "stream": True, "seed": 1, "stream_options": {"include_usage": True}}
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, EngineProcess]]:
+    """A gateway in front of an engine that spends 50 ms on a token."""
+    folder = tmp_path_factory.mktemp("slow")
+    spec = scripted_spec()
+    launch = launch_scripted(spec)
+    delayed = dataclasses.replace(launch, command=(*launch.command, "--token-delay-ms", str(TOKEN_S * 1000)))
+    with (
+        running_engine(delayed, spec.url, folder / "engine.log") as engine,
+        running_gateway(endpoint_of(spec, vocab_size=256), folder / "data", trainer=True) as gateway,
+    ):
+        yield gateway, engine
+
+
+def wait_for_usage(client: httpx.Client, session: str, meter: str, timeout_s: float = 10.0) -> dict[str, int]:
+    deadline = time.monotonic() + timeout_s
+    while meter not in (usage := usage_of(client, session)):
+        assert time.monotonic() < deadline, usage
+    return usage
+
+
+def test_a_client_that_leaves_pays_for_what_was_produced_and_the_engine_stops(
+    slow: tuple[Gateway, EngineProcess],
+) -> None:
+    gateway, engine = slow
+    with gateway.client() as client, gateway.openai_client() as chat:
+        session = trained_session(client)
+        seen = 0
+        with chat.stream("POST", "/completions", json={"model": session, **BODY}) as response:
+            for line in response.iter_lines():
+                seen += line.startswith("data: ")
+                if seen == 5:
+                    break
+        usage = wait_for_usage(client, session, "sample")
+        assert usage["prefill"] == 3
+        assert 5 <= usage["sample"] <= 5 + 1 / TOKEN_S
+        generated = engine_tokens(engine)
+        time.sleep(6 * TOKEN_S)
+        assert engine_tokens(engine) == generated
+        assert usage_of(client, session) == usage
+
+
+def test_usage_is_durable_before_the_client_sees_the_end(slow: tuple[Gateway, EngineProcess]) -> None:
+    gateway, _ = slow
+    with gateway.client() as client, gateway.openai_client() as chat:
+        session = trained_session(client)
+        body = {"model": session, **BODY, "max_tokens": 5}
+        with chat.stream("POST", "/completions", json=body) as response:
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                if choices and choices[0]["finish_reason"] is not None:
+                    assert usage_of(client, session)["prefill"] == 3
+                    break
+            else:
+                raise AssertionError("no finish reason")
+
+
+def test_an_engine_that_dies_in_mid_stream_is_an_error_frame_without_an_end_mark(
+    slow: tuple[Gateway, EngineProcess],
+) -> None:
+    gateway, engine = slow
+    with gateway.client() as client, gateway.openai_client() as chat:
+        session = trained_session(client)
+        lines: list[str] = []
+        with chat.stream("POST", "/completions", json={"model": session, **BODY}) as response:
+            assert response.status_code == 200
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    lines.append(line.removeprefix("data: "))
+                if len(lines) == 5:
+                    engine.stop()
+        try:
+            assert lines[-1] != "[DONE]"
+            error = json.loads(lines[-1])["error"]
+            assert (error["type"], error["code"]) == ("server_error", "engine_lost")
+            usage = wait_for_usage(client, session, "sample")
+            assert usage["sample"] == len(lines) - 1
+            gone = chat.post("/completions", json={"model": session, **BODY})
+            assert (gone.status_code, gone.json()["error"]["code"]) == (503, "engine_lost")
+        finally:
+            engine.start()
+        body = {"model": session, **BODY, "max_tokens": 2}
+        assert chat.post("/completions", json=body).text.rstrip().endswith("data: [DONE]")
+
+
+def test_many_streams_that_are_cut_leave_no_task_behind_and_one_bill_each(
+    slow: tuple[Gateway, EngineProcess],
+) -> None:
+    gateway, _ = slow
+    count = 40
+
+    async def cut(client: httpx.AsyncClient, model: str) -> None:
+        async with client.stream("POST", "/completions", json={"model": model, **BODY}) as response:
+            async for _ in response.aiter_lines():
+                return
+
+    async def all_of_them(model: str) -> None:
+        headers = {"Authorization": f"Bearer {gateway.keys.owner}"}
+        async with httpx.AsyncClient(base_url=f"{gateway.url}/v1", headers=headers, timeout=60) as client:
+            await asyncio.gather(*(cut(client, model) for _ in range(count)))
+
+    with gateway.client() as client:
+        session = trained_session(client)
+        asyncio.run(all_of_them(session))
+        deadline = time.monotonic() + 20
+        while usage_of(client, session).get("prefill", 0) < 3 * count:
+            assert time.monotonic() < deadline
+        assert usage_of(client, session)["prefill"] == 3 * count
+        assert client.get(f"/sessions/{session}").json()["status"] == "running"
+
+
+def engine_tokens(engine: EngineProcess) -> str:
+    lines = httpx.get(f"{engine.url}/metrics").text.splitlines()
+    return next(line for line in lines if line.startswith("vllm:generation_tokens_total"))
+
+
+def test_the_base_model_streams_too(slow: tuple[Gateway, EngineProcess]) -> None:
+    gateway, _ = slow
+    with gateway.openai_client() as chat:
+        answer = chat.post("/completions", json={"model": BASE, **BODY, "max_tokens": 2})
+    assert answer.text.rstrip().endswith("data: [DONE]")
