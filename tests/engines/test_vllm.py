@@ -315,6 +315,8 @@ async def test_stop_strings_and_ids_end_a_sequence_and_belong_to_it(pool: Engine
     assert by_word.tokens == plain.tokens[: len(by_word.tokens)]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_versions_come_back_through_the_gate_after_the_engine_was_killed(
     tiny_process: tuple[EngineProcess, EngineEndpoint],
     pool: EnginePool,
