@@ -7,7 +7,6 @@ while an engine works, so a publisher that dies half-way leaves the version as i
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -24,7 +23,7 @@ from gateway.core.versions import CanaryReport, Version
 LOCK = "publisher"
 LEASE_S = 6.0
 RENEW_S = 2.0
-AT_ONCE = 32
+AT_ONCE = 256
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 10.0
 
@@ -48,6 +47,9 @@ class Publisher:
         self._owner = owner
         self._log = structlog.stdlib.get_logger("gateway.publisher")
         self._retries: dict[VersionId, _Retry] = {}
+        self._working: dict[VersionId, asyncio.Task[None]] = {}
+        self._leading = False
+        self._ask_at = 0.0  # monotonic seconds: until then the last answer about the lock counts
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -63,36 +65,44 @@ class Publisher:
             await self._hold(0.0)  # the next holder need not wait for the lease to run out
 
     async def run(self) -> None:
-        """Publish until cancelled."""
+        """Publish until cancelled. A slow engine delays the publications on it, not those on others."""
         seen = 0
-        while True:
-            try:
-                wait_s = await self.publish_waiting() if await self._hold(LEASE_S) else RENEW_S
-            except Exception:
-                # The edge of a background task: whatever broke (a database that is away), it must be tried again.
-                self._log.exception("publisher_failed")
-                wait_s = RENEW_S
-            seen = await self._wakeups.wait(seen, wait_s)
+        try:
+            while True:
+                try:
+                    if await self._leads():
+                        await self._start_due()
+                except Exception:
+                    # The edge of a background task: whatever broke (a database that is away), it must be tried again.
+                    self._log.exception("publisher_failed")
+                seen = await self._wakeups.wait(seen, self._pause_s())
+        finally:
+            for task in self._working.values():
+                task.cancel()
+            await asyncio.gather(*self._working.values(), return_exceptions=True)
 
     async def publish_waiting(self) -> float:
-        """Take every due version through the gate; return after how many seconds to look again unless woken."""
+        """Take every due version through the gate once; return after how many seconds to look again."""
+        await self._start_due()
+        await asyncio.gather(*self._working.values())
+        return self._pause_s()
+
+    async def _start_due(self) -> None:
         async with self._database.read() as unit:
             waiting = await unit.versions.awaiting_publication(AT_ONCE)
         self._retries = {one.id: self._retries[one.id] for one in waiting if one.id in self._retries}
         now = time.monotonic()
-        due = [one for one in waiting if one.id not in self._retries or self._retries[one.id].at <= now]
-        if due:
-            await self._publish_all(due)
-        delays = [retry.at - time.monotonic() for retry in self._retries.values()]
-        return max(0.0, min([RENEW_S, *delays]))
+        for version in waiting:
+            retry = self._retries.get(version.id)
+            if version.id not in self._working and (retry is None or retry.at <= now):
+                task = asyncio.create_task(self._publish(version), name=f"publish-{version.id}")
+                self._working[version.id] = task
+                task.add_done_callback(lambda _, id=version.id: self._working.pop(id))
 
-    async def _publish_all(self, versions: Sequence[Version]) -> None:
-        keeper = asyncio.create_task(self._keep())
-        try:
-            await asyncio.gather(*(self._publish(version) for version in versions))
-        finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+    def _pause_s(self) -> float:
+        now = time.monotonic()
+        delays = [retry.at - now for id, retry in self._retries.items() if id not in self._working]
+        return max(0.0, min([RENEW_S, *delays]))
 
     async def _publish(self, version: Version) -> None:
         """Decide on one version. Nothing escapes: others are being published at the same time."""
@@ -134,10 +144,13 @@ class Publisher:
         self._retries[version.id] = _Retry(at=time.monotonic() + delay_s, delay_s=delay_s)
         self._log.warning("publication_waits", version=version.id, code=code, retry_in_s=delay_s)
 
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_S)
-            await self._hold(LEASE_S)
+    async def _leads(self) -> bool:
+        """Take or extend the lock, at most once in ``RENEW_S``: wake-ups are many, and each asking is a write."""
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + RENEW_S
+            self._leading = await self._hold(LEASE_S)
+        return self._leading
 
     async def _hold(self, lease_s: float) -> bool:
         async with self._database.write() as unit:
