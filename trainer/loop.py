@@ -26,7 +26,7 @@ from trainer.dispatch import Done
 from trainer.heartbeat import beat
 from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
-from trainer.recovery import Recovery
+from trainer.recovery import Recovery, RecoveryFailed
 from trainer.residents import Resident, Residents
 
 MAX_ATTEMPTS = 2
@@ -133,6 +133,11 @@ class Trainer:
             seconds = perf_counter() - started
         except (StaleLease, Unavailable):
             raise
+        except RecoveryFailed as error:
+            self._events.error("recovery_failed", exc_info=error)
+            await self._log.fail_session(work.lease, str(error))
+            await self._drop(work.session.id)
+            return
         except Exception as error:  # a defect of ours ends one operation; what it left in memory is not trusted
             await self._drop(work.session.id)
             await self._report(work, Done(outcome=self._failure(error)))

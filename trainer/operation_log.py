@@ -71,6 +71,10 @@ class OperationLog:
             lambda unit: unit.work.stage(work.lease, work.operation, version, complete=complete, at=self._clock.now())
         )
 
+    async def fail_session(self, lease: Lease, reason: str) -> None:
+        """End the session: the running operation fails, queued ones are skipped. Raises StaleLease."""
+        await self._write(lambda unit: unit.work.fail_session(lease, reason, at=self._clock.now()))
+
     async def snapshot_taken(self, lease: Lease, snapshot: Snapshot) -> None:
         """Raises StaleLease."""
         await self._write(lambda unit: unit.work.snapshot_taken(lease, snapshot))

@@ -23,6 +23,10 @@ from trainer.operation_log import OperationLog
 NOWHERE = Path("/nonexistent")  # the directory of a payload that neither reads nor writes one
 
 
+class RecoveryFailed(Exception):
+    """A session's state is lost: going on would mean starting afresh in silence."""
+
+
 class Recovery:
     """Makes sessions resident."""
 
@@ -40,7 +44,7 @@ class Recovery:
 
         Raises:
             Invalid: the base model has no such layers to train.
-            Internal: ``recovery_failed``: a stored state cannot be read, or a replay did not succeed.
+            RecoveryFailed: a stored state cannot be read, or a replay did not succeed.
             StaleLease: somebody else took over meanwhile.
         """
         session = work.session
@@ -57,7 +61,8 @@ class Recovery:
         except Unavailable:
             raise
         except (GatewayError, CorruptState, CorruptArtifact) as error:
-            raise Internal(f"the session's state cannot be rebuilt: {error}", code="recovery_failed") from error
+            # the cause is logged; it may name places on disk, which are nobody else's business
+            raise RecoveryFailed(f"the session's state cannot be rebuilt ({type(error).__name__})") from error
         seconds = perf_counter() - started
         await self._log.set_activity(work.lease, Activity.ACTIVE)
         self._events.info("session_recovered", replayed=len(operations), seconds=round(seconds, 3))

@@ -13,6 +13,7 @@ from gateway.core.ids import SessionId
 from gateway.core.operations import Status
 from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, Payload, Publish, SaveState, SaveWeights
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, SaveResult
+from gateway.core.sessions import SessionStatus
 from gateway.core.versions import VersionKind
 from tests.trainer.builders import batch, forward, forward_backward
 from tests.trainer.world import LEASE_S, World, drain
@@ -268,7 +269,7 @@ async def test_a_long_replay_is_cut_short_by_a_snapshot_and_only_the_last_one_is
     assert world.committed_locations() == [snapshot.location]
 
 
-async def test_a_damaged_snapshot_fails_the_operation_and_never_starts_afresh(world: World) -> None:
+async def test_a_damaged_snapshot_fails_the_session_and_never_starts_afresh(world: World) -> None:
     session = await world.open()
     await world.submit(session, fb(1), STEP)
     trainer = world.trainer(ScriptedBackend(world.base))
@@ -278,12 +279,17 @@ async def test_a_damaged_snapshot_fails_the_operation_and_never_starts_afresh(wo
     assert snapshot is not None
     next(world.artifacts.path(snapshot.location).glob("state*")).write_text("{}")
 
-    (operation,) = await world.submit(session, fb(2))
+    operation, queued = await world.submit(session, fb(2), STEP)
     await drain(world.trainer(ScriptedBackend(world.base)))
 
     outcome = (await world.read(operation)).outcome
     assert isinstance(outcome, Failure)
-    assert (outcome.kind, outcome.code) == (Kind.INTERNAL, "recovery_failed")
+    assert outcome.kind is Kind.INTERNAL
+    assert (await world.read(queued)).status is Status.SKIPPED
+    failed = await world.session(session)
+    assert failed.status is SessionStatus.FAILED
+    assert failed.failure is not None
+    assert "cannot be rebuilt" in failed.failure
 
 
 async def test_saves_become_versions_with_what_they_contain(world: World) -> None:
