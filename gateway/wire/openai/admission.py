@@ -75,7 +75,7 @@ class Admission:
             for turn in asked.messages
         ]
         length = len(await self.engines.tokenize(target, {"messages": messages}))
-        room = fitting(target, length, limit, field)
+        room = fitting(target, length, limit, prompt_field="messages", limit_field=field)
         body = {
             "messages": messages,
             "max_completion_tokens": room if limit is None else limit,
@@ -99,7 +99,7 @@ class Admission:
         target, session_id = await self.find_model(asked.model)
         lengths = await self._prompt_lengths(target, asked.prompt)
         longest = max(lengths)
-        room = fitting(target, longest, asked.max_tokens, "max_tokens")
+        room = fitting(target, longest, asked.max_tokens, prompt_field="prompt", limit_field="max_tokens")
         limit = min(DEFAULT_COMPLETION_TOKENS, room) if asked.max_tokens is None else asked.max_tokens
         body = {
             "prompt": asked.prompt[0] if len(asked.prompt) == 1 else asked.prompt,
@@ -172,7 +172,7 @@ class Admission:
         )
 
 
-def fitting(target: Target, prompt_tokens: int, limit: int | None, field: str) -> int:
+def fitting(target: Target, prompt_tokens: int, limit: int | None, *, prompt_field: str, limit_field: str) -> int:
     """Return how many tokens the context has left after a prompt.
 
     Raises:
@@ -185,7 +185,7 @@ def fitting(target: Target, prompt_tokens: int, limit: int | None, field: str) -
             f"this model's maximum context length is {context} tokens, but {prompt_tokens + wanted} were requested "
             f"({prompt_tokens} in the prompt, {wanted} for the completion)",
             code="context_length_exceeded",
-            field=field if prompt_tokens < context else "prompt" if field == "max_tokens" else "messages",
+            field=limit_field if prompt_tokens < context else prompt_field,
             details={"limit": context, "got": prompt_tokens + wanted},
         )
     return context - prompt_tokens
