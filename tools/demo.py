@@ -4,6 +4,7 @@ Ctrl-C at any moment (and SIGTERM) ends the recipe, which stops its session, the
 recipe: `.venv/bin/python tools/demo.py --seed 2`.
 """
 
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 from console import Refusal, elapsed, say
 
 from gateway.auth.master import open_keyring
@@ -30,15 +30,14 @@ Child = subprocess.Popen[bytes]
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
-    data_dir = Path(os.environ.get("LOOPLINE_DATA_DIR") or ROOT / ".loopline")
+    data_dir = Path(os.environ.get("LOOPLINE_DATA_DIR") or ROOT / ".loopline").resolve()
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     say(f"Starting gateway, trainer and vLLM on {url} (data in {data_dir}); the engine takes most of a minute.")
     stack = start(sys.executable, *UP, "--port", str(port), "--data-dir", str(data_dir))
     recipe: Child | None = None
     try:
-        wait_ready(stack, url)
-        say(f"\nReady after {elapsed(started)}. Now the recipe: {RECIPE.relative_to(ROOT)}\n")
+        wait_ready(stack, data_dir / "run" / "gateway.json")
         keyring = open_keyring(Settings(data_dir=data_dir))
         os.environ.update(LOOPLINE_BASE_URL=url, LOOPLINE_API_KEY=keyring.text(keyring.local_key_id))
         recipe = start(sys.executable, str(RECIPE), "--plot", str(data_dir / "reward_curve.png"), *sys.argv[1:])
@@ -53,7 +52,8 @@ def main() -> int:
         say("\nInterrupted.")
         return 130
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do is to end what was started
+        for signum in (signal.SIGINT, signal.SIGTERM):  # what is left to do is to end what was started
+            signal.signal(signum, signal.SIG_IGN)
         if recipe is not None:
             end(recipe, signal.SIGINT)
         end(stack, signal.SIGTERM)
@@ -71,25 +71,20 @@ def start(*command: str) -> Child:
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def wait_ready(stack: Child, url: str) -> None:
-    """Block until the gateway says that everything behind it is ready.
+def wait_ready(stack: Child, address: Path) -> None:
+    """Block until the stack has written down where it listens, which it does when all of it is ready.
 
     Raises:
         Refusal: the stack ended first; it has said why.
     """
-    with httpx.Client(trust_env=False, timeout=5.0) as client:
-        while True:
-            try:
-                stack.wait(timeout=0.5)
-            except subprocess.TimeoutExpired:
-                pass
-            else:
-                raise Refusal(f"`loopline up` ended with exit status {stack.returncode}; the reason is above")
-            try:
-                if client.get(f"{url}/readyz").status_code == 200:
-                    return
-            except httpx.TransportError:
-                continue  # not listening yet
+    while True:
+        try:
+            stack.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            if address.exists() and json.loads(address.read_text())["pid"] == stack.pid:
+                return
+        else:
+            raise Refusal(f"`loopline up` ended with exit status {stack.returncode}; the reason is above")
 
 
 def wait_both(recipe: Child, stack: Child) -> int:

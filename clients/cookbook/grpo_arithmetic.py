@@ -117,11 +117,9 @@ def main() -> int:
         console.print(f"\nHeld out: {before:.0%} right before, [bold]{after:.0%}[/] after ({after - before:+.2f}).")
 
         a, b = test[0]
-        chat = openai.OpenAI(base_url=f"{args.base_url}/v1", api_key=args.api_key)
+        chat = openai.OpenAI(base_url=f"{args.base_url}/v1", api_key=args.api_key).chat.completions
         messages = [{"role": "user", "content": question(a, b)}]
-        reply = chat.chat.completions.create(
-            model=training.session_id, messages=messages, max_tokens=MAX_TOKENS, temperature=0
-        )
+        reply = chat.create(model=training.session_id, messages=messages, max_tokens=MAX_TOKENS, temperature=0)
         console.print(f"openai client: {question(a, b)!r} -> {reply.choices[0].message.content!r}\n")
 
         bill = service.get_usage(since=began)
@@ -139,10 +137,12 @@ def main() -> int:
     figure.savefig(args.plot, dpi=120, bbox_inches="tight")
     console.print(f"Reward curve: {args.plot}")
     if after - before < MUST_RISE:
-        console.print(f"[red]Held-out accuracy rose by {after - before:.2f}, less than {MUST_RISE:.2f}.[/]")
-        return 1
-    return 0
+        console.print(f"[red]It rose by less than {MUST_RISE:.2f}.[/]")
+    return 0 if after - before >= MUST_RISE else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # the session was stopped on the way out
+        sys.exit(130)

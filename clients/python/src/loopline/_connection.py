@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from loopline._loop import BackgroundLoop
-from loopline._tokenizer import download, require_transformers
+from loopline._tokenizer import download, load, require_transformers
 from loopline._transport import Transport, segment
 from loopline.results import ModelPackage
 
@@ -34,9 +34,9 @@ class Connection:
         """
         with self._tokenizers_lock:
             if base_model not in self._tokenizers:
-                auto_tokenizer = require_transformers()
+                require_transformers()
                 directory = self.loop.run(download(self.transport, base_model, self._cache_dir))
-                self._tokenizers[base_model] = auto_tokenizer.from_pretrained(str(directory))
+                self._tokenizers[base_model] = load(directory)
             return self._tokenizers[base_model]
 
     async def package(self, version: str, *, during: str) -> ModelPackage:

@@ -1,15 +1,18 @@
 """The base model's own tokenizer: its files come from the gateway, so a client needs no hub and no path."""
 
 import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
 from loopline._transport import Transport
 from loopline.errors import NotFound, ResultMismatchError
+
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # all they do is said in tokenizer.json
 
 
 class BaseModelInfo(BaseModel):
@@ -29,17 +32,30 @@ class BaseModels(BaseModel):
     data: list[BaseModelInfo]
 
 
-def require_transformers() -> Any:
-    """Return transformers' AutoTokenizer.
+def require_transformers() -> None:
+    """Check that transformers is there.
 
     Raises:
-        ImportError: transformers is not installed; says what to install.
+        ImportError: it is not; says what to install.
     """
     try:
-        from transformers import AutoTokenizer
+        import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise ImportError("get_tokenizer needs transformers: pip install 'loopline[tokenizer]'") from error
-    return AutoTokenizer
+
+
+def load(directory: Path) -> Any:
+    """Return the transformers tokenizer whose files are in ``directory``."""
+    config = directory / "tokenizer_config.json"
+    kind = json.loads(config.read_text()).get("tokenizer_class") if config.exists() else None
+    if kind in GENERIC and (directory / "tokenizer.json").exists():
+        # Importing AutoTokenizer also imports torch and every model: many seconds on a small machine.
+        from transformers import PreTrainedTokenizerFast
+
+        return cast("Any", PreTrainedTokenizerFast).from_pretrained(str(directory))
+    from transformers import AutoTokenizer
+
+    return cast("Any", AutoTokenizer).from_pretrained(str(directory))
 
 
 async def download(transport: Transport, base_model: str, cache_dir: Path) -> Path:
