@@ -2,14 +2,13 @@
 
 import json
 import stat
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from gateway.cli.common import ago, dollars
-from tests.supervisor.live import clean_environment, loopline
+from tests.cli.runner import loopline
 
 
 @pytest.fixture
@@ -20,8 +19,8 @@ def where(tmp_path: Path) -> tuple[str, str]:
     return location
 
 
-def checks(*arguments: str, **env: str) -> "tuple[int, dict[str, dict[str, str]]]":
-    done = loopline("doctor", "--json", *arguments, env=clean_environment(**env))
+def checks(*arguments: str, **env: str) -> tuple[int, dict[str, dict[str, str]]]:
+    done = loopline("doctor", "--json", *arguments, env=env)
     return done.returncode, {check["name"]: check for check in json.loads(done.stdout)}
 
 
@@ -92,7 +91,7 @@ def test_doctor_fails_when_the_cpu_plugin_is_switched_off(tmp_path: Path) -> Non
 
 def test_doctor_fails_on_a_database_that_is_away_and_hides_its_password(tmp_path: Path) -> None:
     url = "postgresql+psycopg://loopline:hunter2@127.0.0.1:9/loopline"
-    done = loopline("doctor", "--data-dir", str(tmp_path), env=clean_environment(LOOPLINE_DATABASE_URL=url))
+    done = loopline("doctor", "--data-dir", str(tmp_path), env={"LOOPLINE_DATABASE_URL": url})
     assert done.returncode == 1
     assert "LOOPLINE_DATABASE_URL is right" in done.stdout
     assert "hunter2" not in done.stdout + done.stderr
@@ -144,7 +143,7 @@ def tiny_directory(tmp_path: Path) -> Path:
 
 def test_version_and_help_name_the_program() -> None:
     assert json.loads(loopline("version", "--json").stdout).keys() == {"version"}
-    helped: subprocess.CompletedProcess[str] = loopline("--help")
+    helped = loopline("--help")
     for command in ("up", "keys", "sessions", "models", "usage", "db", "doctor", "version"):
         assert command in helped.stdout
 

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from gateway.supervisor.terminal import snippets
-from tests.supervisor.live import MODEL, LiveUp, clean_environment, loopline, train_one_step
+from tests.cli.runner import loopline
+from tests.supervisor.live import MODEL, LiveUp, clean_environment, train_one_step
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,7 +121,7 @@ def test_a_key_made_by_the_cli_opens_the_gateway_until_it_is_revoked(live: LiveU
 
 
 def test_doctor_knows_its_own_gateway_and_lists_the_models(live: LiveUp) -> None:
-    environment = clean_environment(LOOPLINE_PORT=str(live.port))
+    environment = {"LOOPLINE_PORT": str(live.port)}
     checks = json.loads(loopline("doctor", "--json", "--data-dir", str(live.data_dir), env=environment).stdout)
     port = next(check for check in checks if check["name"] == "port")
     assert port["verdict"] == "ok"
