@@ -1,4 +1,4 @@
-"""Causal attention over a micro-batch's blocks: matmul and softmax, queries in chunks, probabilities kept or not.
+"""Causal attention over a micro-batch's blocks: matmul and softmax here, or ``flash`` where that is faster.
 
 Suffixes: F families, S siblings, L own length, P prefix length, K key/value heads, G query heads per key/value head,
 D head size. All products run over contiguous copies of a block's rows; queries lie as [F, K, S, G, L, D], so that one
@@ -11,50 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.decoder.blocks import Block
+from trainer.decoder import flash
+from trainer.decoder.rows import BlockGradients, DeviceBlock, Heads, gather, scatter
 
-_CHUNK = 256  # queries of a sibling computed at once; half as many score cells are wasted as with whole sequences
+_CHUNK = 256  # queries of a sibling computed at once; bounds memory, and saves most of the hidden cells
 _KEEP_KEYS = 256  # with at most so many keys the probabilities are kept for backward, else recomputed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
-    """Numbers of query and key/value heads, head size, and the factor on scores."""
-
-    query: int
-    kv: int
-    size: int
-    scale: float
-
-    @property
-    def per_kv(self) -> int:
-        return self.query // self.kv
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceBlock:
-    """A block's indices on the device. ``real`` [F*S*L] marks rows that exist; None: all do."""
-
-    shape: tuple[int, int, int, int]
-    span: tuple[int, int] | None
-    own: Tensor
-    real: Tensor | None
-    prefix: Tensor
-    prefix_bias: Tensor | None  # [F, 1, P], 0 or -inf
-
-    @classmethod
-    def of(cls, block: Block, device: torch.device, dtype: torch.dtype) -> "DeviceBlock":
-        own = torch.from_numpy(block.own_rows.reshape(-1))
-        prefix = torch.from_numpy(block.prefix_rows)
-        bias = torch.zeros(prefix.shape, dtype=dtype).masked_fill_(prefix < 0, float("-inf"))[:, None, :]
-        return cls(
-            shape=block.shape,
-            span=block.span,
-            own=own.clamp(min=0).to(device),
-            real=None if bool((own >= 0).all()) else (own >= 0).to(device),
-            prefix=prefix.clamp(min=0).reshape(-1).to(device),
-            prefix_bias=bias.to(device) if bool((prefix < 0).any()) else None,
-        )
 
 
 @dataclass(slots=True)
@@ -71,34 +32,22 @@ class _Operands:
 def forward(
     qk_TE: Tensor, v_TE: Tensor, blocks: Sequence[DeviceBlock], heads: Heads, *, keep: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the attention output [T, heads * D], and per block the probabilities where keeping them is cheap."""
+    """Return the attention output [T, heads * D] and, with ``keep``, what each block keeps for backward."""
     out_TE = qk_TE.new_empty((qk_TE.shape[0], heads.query * heads.size))
     kept: list[Tensor | None] = []
     for block in blocks:
-        _, _, length, prefix = block.shape
-        x = _operands(qk_TE, v_TE, block, heads)
-        single = length <= _CHUNK
-        out = torch.empty_like(x.q)
-        probs = None
-        for start in range(0, length, _CHUNK):
-            end = min(start + _CHUNK, length)
-            q = x.q if single else x.q[..., start:end, :].contiguous()
-            probs = _probabilities(q, x, start, end, block, heads)
-            part = torch.bmm(_own(probs, q, prefix), x.v[:, :end])
-            if prefix:
-                part.view(x.pk.shape[0], -1, heads.size).baddbmm_(_prefix(probs, x, prefix), x.pv)
-            if single:
-                out = part.view(q.shape)
-            else:
-                out[..., start:end, :] = part.view(q.shape)
-        kept.append(probs if keep and single and length + prefix <= _KEEP_KEYS else None)
-        rows = out.permute(0, 2, 4, 1, 3, 5)
-        _scatter(out_TE, rows, block)
+        if block.fused:
+            rows, notes = flash.forward(gather(qk_TE, block), gather(v_TE, block), qk_TE, v_TE, block, heads)
+        else:
+            rows, notes = _forward(qk_TE, v_TE, block, heads)
+        scatter(out_TE, rows, block)
+        kept.append(notes if keep else None)
     return out_TE, kept
 
 
 def backward(
     dout_TE: Tensor,
+    out_TE: Tensor,
     qk_TE: Tensor,
     v_TE: Tensor,
     blocks: Sequence[DeviceBlock],
@@ -109,59 +58,97 @@ def backward(
     dqk_TE, dv_TE = torch.empty_like(qk_TE), torch.empty_like(v_TE)
     split = heads.query * heads.size
     shared: list[tuple[Tensor, Tensor, Tensor]] = []
-    for block, kept_probs in zip(blocks, kept, strict=True):
-        families, siblings, length, prefix = block.shape
-        x = _operands(qk_TE, v_TE, block, heads)
-        dout = _rows(dout_TE, block)
+    for block, notes in zip(blocks, kept, strict=True):
+        dout = gather(dout_TE, block)
         if block.real is not None:
             dout = dout * block.real[:, None]
-        dout = dout.view(families, siblings, length, heads.kv, heads.per_kv, heads.size)
-        dout = dout.permute(0, 3, 1, 4, 2, 5).contiguous()
-        single = length <= _CHUNK
-        dq = torch.empty_like(x.q)
-        dk, dv, dpk, dpv = (torch.zeros_like(t) for t in (x.k, x.v, x.pk, x.pv))
-        for start in range(0, length, _CHUNK):
-            end = min(start + _CHUNK, length)
-            q = x.q if single else x.q[..., start:end, :].contiguous()
-            do = dout if single else dout[..., start:end, :].contiguous()
-            probs = _probabilities(q, x, start, end, block, heads) if kept_probs is None else kept_probs
-            do_own = do.view(x.k.shape[0], -1, heads.size)
-            dprobs = torch.bmm(do_own, x.v[:, :end].transpose(1, 2)).view(-1, end)
-            if prefix:
-                do_all = do.view(x.pk.shape[0], -1, heads.size)
-                dprefix = torch.bmm(do_all, x.pv.transpose(1, 2)).view(-1, prefix)
-                dprobs = torch.cat((dprefix, dprobs), dim=1)
-            dscores = torch._softmax_backward_data(dprobs, probs, 1, probs.dtype)  # pyright: ignore
-            q_own = q.view(x.k.shape[0], -1, heads.size)
-            ds_own = _own(dscores, q, prefix)
-            part = torch.bmm(ds_own, x.k[:, :end])
-            _accumulate(dk, end, ds_own, q_own, single)
-            _accumulate(dv, end, _own(probs, q, prefix), do_own, single)
-            if prefix:
-                ds_all = _prefix(dscores, x, prefix)
-                part.view(x.pk.shape[0], -1, heads.size).baddbmm_(ds_all, x.pk)
-                _accumulate(dpk, prefix, ds_all, q.view(x.pk.shape[0], -1, heads.size), single)
-                _accumulate(dpv, prefix, _prefix(probs, x, prefix), do_all, single)  # pyright: ignore
-            if single:
-                dq = part.view(q.shape)
-            else:
-                dq[..., start:end, :] = part.view(q.shape)
-        _scatter(dqk_TE[:, :split], dq.mul_(heads.scale).permute(0, 2, 4, 1, 3, 5), block)
-        own = (families, heads.kv, siblings, length, heads.size)
-        _scatter(dqk_TE[:, split:], dk.view(own).permute(0, 2, 3, 1, 4), block)
-        _scatter(dv_TE, dv.view(own).permute(0, 2, 3, 1, 4), block)
-        if prefix:
-            shared.append((block.prefix, _prefix_rows(dpk, block, heads), _prefix_rows(dpv, block, heads)))
+        if block.fused:
+            assert notes is not None
+            rows, values, out = gather(qk_TE, block), gather(v_TE, block), gather(out_TE, block)
+            g = flash.backward(dout, out, notes, rows, values, qk_TE, v_TE, block, heads)
+        else:
+            g = _backward(dout, qk_TE, v_TE, block, heads, notes)
+        scatter(dqk_TE[:, :split], g.q, block)
+        scatter(dqk_TE[:, split:], g.k, block)
+        scatter(dv_TE, g.v, block)
+        if g.pk is not None and g.pv is not None:
+            shared.append((block.prefix, g.pk, g.pv))
     for rows, dk_rows, dv_rows in shared:  # after every row has its own part
         dqk_TE[:, split:].index_add_(0, rows, dk_rows)
         dv_TE.index_add_(0, rows, dv_rows)
     return dqk_TE, dv_TE
 
 
+def _forward(qk_TE: Tensor, v_TE: Tensor, block: DeviceBlock, heads: Heads) -> tuple[Tensor, Tensor | None]:
+    _, _, length, prefix = block.shape
+    x = _operands(qk_TE, v_TE, block, heads)
+    single = length <= _CHUNK
+    out = torch.empty_like(x.q)
+    probs = None
+    for start in range(0, length, _CHUNK):
+        end = min(start + _CHUNK, length)
+        q = x.q if single else x.q[..., start:end, :].contiguous()
+        probs = _probabilities(q, x, start, end, block, heads)
+        part = torch.bmm(_own(probs, q, prefix), x.v[:, :end])
+        if prefix:
+            part.view(x.pk.shape[0], -1, heads.size).baddbmm_(_prefix(probs, x, prefix), x.pv)
+        if single:
+            out = part.view(q.shape)
+        else:
+            out[..., start:end, :] = part.view(q.shape)
+    rows = out.permute(0, 2, 4, 1, 3, 5)
+    return rows, probs if single and length + prefix <= _KEEP_KEYS else None
+
+
+def _backward(
+    dout: Tensor, qk_TE: Tensor, v_TE: Tensor, block: DeviceBlock, heads: Heads, kept_probs: Tensor | None
+) -> BlockGradients:
+    families, siblings, length, prefix = block.shape
+    x = _operands(qk_TE, v_TE, block, heads)
+    dout = dout.view(families, siblings, length, heads.kv, heads.per_kv, heads.size)
+    dout = dout.permute(0, 3, 1, 4, 2, 5).contiguous()
+    single = length <= _CHUNK
+    dq = torch.empty_like(x.q)
+    dk, dv, dpk, dpv = (torch.zeros_like(t) for t in (x.k, x.v, x.pk, x.pv))
+    for start in range(0, length, _CHUNK):
+        end = min(start + _CHUNK, length)
+        q = x.q if single else x.q[..., start:end, :].contiguous()
+        do = dout if single else dout[..., start:end, :].contiguous()
+        probs = _probabilities(q, x, start, end, block, heads) if kept_probs is None else kept_probs
+        do_own = do.view(x.k.shape[0], -1, heads.size)
+        do_all = do.view(families * heads.kv, -1, heads.size)
+        dprobs = torch.bmm(do_own, x.v[:, :end].transpose(1, 2)).view(-1, end)
+        if prefix:
+            dprefix = torch.bmm(do_all, x.pv.transpose(1, 2)).view(-1, prefix)
+            dprobs = torch.cat((dprefix, dprobs), dim=1)
+        dscores = torch.ops.aten._softmax_backward_data(dprobs, probs, 1, probs.dtype)
+        ds_own = _own(dscores, q, prefix)
+        part = torch.bmm(ds_own, x.k[:, :end])
+        _accumulate(dk, end, ds_own, q.view(x.k.shape[0], -1, heads.size), single)
+        _accumulate(dv, end, _own(probs, q, prefix), do_own, single)
+        if prefix:
+            ds_all = _prefix(dscores, x, prefix)
+            part.view(x.pk.shape[0], -1, heads.size).baddbmm_(ds_all, x.pk)
+            _accumulate(dpk, prefix, ds_all, q.view(x.pk.shape[0], -1, heads.size), single)
+            _accumulate(dpv, prefix, _prefix(probs, x, prefix), do_all, single)
+        if single:
+            dq = part.view(q.shape)
+        else:
+            dq[..., start:end, :] = part.view(q.shape)
+    own = (families, heads.kv, siblings, length, heads.size)
+    return BlockGradients(
+        q=dq.mul_(heads.scale).permute(0, 2, 4, 1, 3, 5),
+        k=dk.view(own).permute(0, 2, 3, 1, 4),
+        v=dv.view(own).permute(0, 2, 3, 1, 4),
+        pk=_prefix_rows(dpk, block, heads) if prefix else None,
+        pv=_prefix_rows(dpv, block, heads) if prefix else None,
+    )
+
+
 def _operands(qk_TE: Tensor, v_TE: Tensor, block: DeviceBlock, heads: Heads) -> _Operands:
     families, siblings, length, prefix = block.shape
     split = heads.query * heads.size
-    rows, values = _rows(qk_TE, block), _rows(v_TE, block)
+    rows, values = gather(qk_TE, block), gather(v_TE, block)
     queries = rows[:, :split].view(families, siblings, length, heads.kv, heads.per_kv, heads.size)
     q = torch.empty(
         (families, heads.kv, siblings, heads.per_kv, length, heads.size), dtype=qk_TE.dtype, device=qk_TE.device
@@ -211,22 +198,6 @@ def _accumulate(total: Tensor, end: int, cells: Tensor, rows: Tensor, only: bool
         torch.bmm(cells.transpose(1, 2), rows, out=total)
     else:
         total[:, :end] += torch.bmm(cells.transpose(1, 2), rows)
-
-
-def _rows(x_TE: Tensor, block: DeviceBlock) -> Tensor:
-    return x_TE[block.span[0] : block.span[1]] if block.span is not None else x_TE.index_select(0, block.own)
-
-
-def _scatter(target_TE: Tensor, rows: Tensor, block: DeviceBlock) -> None:
-    """Write a block's rows [F, S, L, ...] to where they belong; padding is dropped."""
-    if block.span is not None:
-        target_TE[block.span[0] : block.span[1]].view(rows.shape).copy_(rows)
-        return
-    flat = rows.reshape(block.own.shape[0], -1)
-    if block.real is None:
-        target_TE.index_copy_(0, block.own, flat)
-    else:
-        target_TE.index_copy_(0, block.own[block.real], flat[block.real])
 
 
 def _prefix_rows(grad: Tensor, block: DeviceBlock, heads: Heads) -> Tensor:

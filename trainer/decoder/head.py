@@ -144,7 +144,7 @@ class Head:
         top = torch.full((rows,), float("-inf"), dtype=torch.float32, device=h_CH.device)
         rest = torch.zeros_like(top)  # sum of exp(logit - top) over all but the first target
         reference = q.tokens[q.first]
-        every = chosen is not None and len(chosen) == rows
+        sums = _Sums(direction_CH, inner_direction_CR, chosen, rows)
         for begin in range(0, self._weight.shape[0], self._tiling.entries):
             W, logits = self._logits(h_CH, z_CR, begin, lora, temperature)
             stop = begin + W.shape[0]
@@ -157,20 +157,13 @@ class Head:
             hit = ((reference >= begin) & (reference < stop)).nonzero().squeeze(1)
             cells[hit, reference[hit] - begin] = 0.0
             rest.mul_(shrink).add_(cells.sum(dim=1))
-            if direction_CH is None or chosen is None or not len(chosen):
-                continue
-            weights = cells if every else cells[chosen]
-            _add_scaled(direction_CH, chosen, every, shrink, torch.mm(weights.to(W.dtype), W))
-            if inner_direction_CR is not None:
-                _add_scaled(inner_direction_CR, chosen, every, shrink, torch.mm(weights, lora.pairs[0].B[begin:stop]))
+            if sums.rows is not None:
+                sums.add(cells, shrink, W, lora.pairs[0].B[begin:stop] if lora.pairs else None)
         own = torch.exp(targets_Q[q.first] - top)
         total = rest + own
         lse_C.copy_(torch.log(total).add_(top))
-        if direction_CH is not None and chosen is not None and len(chosen):
-            keep = (rest / total)[:, None]
-            direction_CH.div_(-total[:, None]).addcmul_(self._weight[reference].float(), keep)
-            if inner_direction_CR is not None:
-                inner_direction_CR.div_(-total[:, None]).addcmul_(lora.pairs[0].B[reference], keep)
+        if sums.rows is not None:
+            sums.finish(rest, total, self._weight[reference], lora.pairs[0].B[reference] if lora.pairs else None)
 
     def _gradient_of_b(self, h_TH: Tensor, grad_T: Tensor, s: Scored, lora: Group, temperature: float) -> Tensor:
         """Return ``-sum_t grad_t p_t z_t^T`` [V, R] from logits computed again for rows with a gradient."""
@@ -220,9 +213,36 @@ class _Local:
     first: Tensor
 
 
-def _add_scaled(total: Tensor, chosen: Tensor, every: bool, shrink: Tensor, part: Tensor) -> None:
-    """``total = total * shrink + part`` on the chosen rows."""
-    if every:
-        total.mul_(shrink[:, None]).add_(part)
-    else:
-        total[chosen] = total[chosen] * shrink[chosen, None] + part
+class _Sums:
+    """``sum_v exp(logit_v - top) W_v`` (and B_v) over the tiles, of a chunk's rows that want it."""
+
+    def __init__(self, direction_CH: Tensor | None, inner_CR: Tensor | None, chosen: Tensor | None, rows: int) -> None:
+        self.rows = chosen if direction_CH is not None and chosen is not None and len(chosen) else None
+        if self.rows is None or direction_CH is None:
+            return
+        self._targets = (direction_CH, inner_CR)
+        self._every = len(self.rows) == rows
+        self._sum_H = direction_CH.new_zeros((len(self.rows), direction_CH.shape[1]))
+        self._sum_R = None if inner_CR is None else inner_CR.new_zeros((len(self.rows), inner_CR.shape[1]))
+
+    def add(self, cells: Tensor, shrink: Tensor, W: Tensor, B: Tensor | None) -> None:
+        shrink = self._mine(shrink)[:, None]
+        cells = self._mine(cells)
+        self._sum_H.mul_(shrink)
+        if W.dtype == torch.float32:
+            self._sum_H.addmm_(cells, W)
+        else:
+            self._sum_H.add_(torch.mm(cells.to(W.dtype), W))
+        if self._sum_R is not None and B is not None:
+            self._sum_R.mul_(shrink).addmm_(cells, B)
+
+    def finish(self, rest: Tensor, total: Tensor, own_W: Tensor, own_B: Tensor | None) -> None:
+        """Write ``(1 - p) W_own - sum / total`` to the chosen rows of the two targets."""
+        rest, total = self._mine(rest)[:, None], self._mine(total)[:, None]
+        direction_CH, inner_CR = self._targets
+        direction_CH[self.rows] = self._sum_H.div_(-total).addcmul_(self._mine(own_W).float(), rest / total)
+        if inner_CR is not None and self._sum_R is not None and own_B is not None:
+            inner_CR[self.rows] = self._sum_R.div_(-total).addcmul_(self._mine(own_B), rest / total)
+
+    def _mine(self, x: Tensor) -> Tensor:
+        return x if self._every else x[self.rows]

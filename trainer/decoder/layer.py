@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from trainer.decoder import attention, ops
-from trainer.decoder.attention import DeviceBlock, Heads
 from trainer.decoder.lora import Gradients, LayerLora
+from trainer.decoder.rows import DeviceBlock, Heads
 from trainer.decoder.weights import Layer, Projection
 
 
@@ -38,7 +38,7 @@ class Saved:
     rstd_qk: tuple[Tensor, Tensor] | None
     qk: Tensor
     v: Tensor
-    probs: list[Tensor | None]
+    notes: list[Tensor | None]
     attended: Tensor
     z_o: Tensor | None
     x2: Tensor
@@ -68,7 +68,7 @@ def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bo
         raw_qk = qk
         qk, rstd_qk = _normalise_heads(qk, layer.q_norm, layer.k_norm, rows)
     ops.rotate_(qk.view(count, heads.query + heads.kv, heads.size), rows.cos, rows.sin)
-    attended, probs = attention.forward(qk, v, rows.blocks, heads, keep=save)
+    attended, notes = attention.forward(qk, v, rows.blocks, heads, keep=save)
     z_o = lora.o.inner(attended)
     x2 = _add_projection(x_TD, attended, layer.o, z_o, lora, "o")
     h, rstd2 = ops.rms_norm(x2, layer.post_norm, rows.eps, rows.dtype)
@@ -89,7 +89,7 @@ def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bo
         rstd_qk=rstd_qk,
         qk=qk,
         v=v,
-        probs=probs,
+        notes=notes,
         attended=attended,
         z_o=z_o,
         x2=x2,
@@ -137,7 +137,7 @@ def backward_(
     dz = lora.o.inner_gradient((dy,))
     lora.o.collect(saved.attended, saved.z_o, dz, (dy,), sink)
     d_attended = _into_inner(torch.mm(dy, layer.o.weight), dz, lora.o.A_RI)
-    dqk, dv = attention.backward(d_attended, saved.qk, saved.v, rows.blocks, heads, saved.probs)
+    dqk, dv = attention.backward(d_attended, saved.attended, saved.qk, saved.v, rows.blocks, heads, saved.notes)
     ops.rotate_(dqk.view(dqk.shape[0], heads.query + heads.kv, heads.size), rows.cos, -rows.sin)
     if saved.raw_qk is not None and saved.rstd_qk is not None:
         dqk = _normalise_heads_backward(dqk, saved.raw_qk, saved.rstd_qk, layer, rows)

@@ -11,12 +11,12 @@ from torch.autograd import Function
 
 from trainer.decoder import layer as layers
 from trainer.decoder import ops
-from trainer.decoder.attention import DeviceBlock, Heads
 from trainer.decoder.blocks import blocks
 from trainer.decoder.head import Head, Queries, Scored, Tiling
 from trainer.decoder.layer import Rows, Saved
 from trainer.decoder.lora import Adapter, Gradients
 from trainer.decoder.plan import Ids, MicroBatch, PlanSettings
+from trainer.decoder.rows import DeviceBlock, Heads, Kind
 from trainer.decoder.weights import Weights
 
 
@@ -25,13 +25,14 @@ class DecoderSettings:
     """``activation_bytes`` bounds what a graph keeps for backward; layers beyond it are recomputed from their input.
 
     ``residual_dtype`` holds the residual stream and its gradient, ``head_dtype`` computes the unembedding (None: the
-    compute dtype).
+    compute dtype). ``attention`` forces one of the two ways; ``auto`` takes the faster one for each block.
     """
 
     plan: PlanSettings = field(default_factory=PlanSettings)
     activation_bytes: int = 1 << 30
     residual_dtype: torch.dtype = torch.float32
     head_dtype: torch.dtype | None = None
+    attention: Kind = "auto"
     tiling: Tiling = field(default_factory=Tiling)
 
 
@@ -162,7 +163,7 @@ class Run:
         return Rows(
             cos=(angles.cos() * w.rope_scale).to(m.dtype)[:, None, :],
             sin=(angles.sin() * w.rope_scale).to(m.dtype)[:, None, :],
-            blocks=[DeviceBlock.of(block, m.device, m.dtype) for block in blocks(self._batch)],
+            blocks=[DeviceBlock.of(block, m.device, m.dtype, m.settings.attention) for block in blocks(self._batch)],
             heads=Heads(query=w.heads, kv=w.kv_heads, size=w.head_dim, scale=w.score_scale),
             dtype=m.dtype,
             eps=w.eps,

@@ -1,6 +1,7 @@
 """The decoder against transformers + PEFT in float32: every architecture, target set and query shape."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.trainer.decoder.reference import (
 )
 from trainer.decoder import DecoderSettings, LoraDecoder, PlanSettings, supports
 from trainer.decoder.head import Tiling
+from trainer.decoder.rows import Kind
 
 SMALL = DecoderSettings(plan=PlanSettings(max_tokens=64, min_saved_tokens=8), tiling=Tiling(rows=16, entries=200))
 
@@ -110,9 +112,11 @@ def test_equals_peft_for_alternatives_per_position() -> None:
     check(plain, decoder, sequences, targets)
 
 
-def test_equals_peft_on_sequences_longer_than_an_attention_chunk() -> None:
+@pytest.mark.parametrize("attention", ["matmul", "fused"])
+def test_equals_peft_on_sequences_longer_than_an_attention_chunk(attention: Kind) -> None:
     plain = adapt(base("qwen2"))
-    decoder = LoraDecoder(plain.model.get_base_model(), compute_dtype=torch.float32, settings=SMALL)
+    settings = replace(SMALL, attention=attention)
+    decoder = LoraDecoder(plain.model.get_base_model(), compute_dtype=torch.float32, settings=settings)
     sequences = random_tokens(9, 700)
     check(plain, decoder, sequences, shifted(sequences))
 

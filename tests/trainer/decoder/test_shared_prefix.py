@@ -1,6 +1,7 @@
 """Shared-prefix training equals the unshared computation, in transformers and in the decoder itself."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.trainer.decoder.reference import (
     weights_like,
 )
 from trainer.decoder import DecoderSettings, LoraDecoder, PlanSettings
+from trainer.decoder.rows import Kind
 
 SHARED = DecoderSettings(plan=PlanSettings(max_tokens=4096, min_saved_tokens=1))
 UNSHARED = DecoderSettings(plan=PlanSettings(max_tokens=4096, share=False))
@@ -52,13 +54,13 @@ def run(
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_equals_the_unshared_computation(case: str, model_type: str) -> None:
+@pytest.mark.parametrize(("model_type", "attention"), [("llama", "fused"), ("llama", "matmul"), ("qwen3", "auto")])
+def test_equals_the_unshared_computation(case: str, model_type: str, attention: Kind) -> None:
     plain = adapt(base(model_type), ALL)
     sequences = CASES[case]
     weights = weights_like(shifted(sequences))
     expected, expected_grad = plain.gradients(sequences, shifted(sequences), weights)
-    shared, shared_grad, rows = run(plain, SHARED, sequences, weights, 1.0)
+    shared, shared_grad, rows = run(plain, replace(SHARED, attention=attention), sequences, weights, 1.0)
     unshared, unshared_grad, all_rows = run(plain, UNSHARED, sequences, weights, 1.0)
     assert all_rows == sum(len(s) for s in sequences)
     assert (rows == all_rows) == (case in {"single datum", "first token differs"})
