@@ -4,7 +4,8 @@ Whoever appends locks the session first: numbers are handed out once, and a stop
 """
 
 import itertools
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -29,26 +30,28 @@ _IDS_PER_QUERY = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a queued operation stands: how many come before it, and the lowest missing seq that holds it back."""
+
+    position: int
+    missing_seq: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A session's unfinished operations in order: where each stands, and what it waits for."""
+    """A session's unfinished operations in order."""
 
     order: OrderRule
     applied_seq: int
     waiting: Sequence[int]  # seqs above applied_seq, ascending
 
-    def position(self, seq: int) -> int:
-        return sum(1 for other in self.waiting if other < seq)
-
-    def gap(self, seq: int) -> int | None:
-        """Return the lowest missing seq that holds ``seq`` back."""
-        if self.order is OrderRule.ASCENDING:
-            return None
-        for expected, present in zip(itertools.count(self.applied_seq + 1), self.waiting):
-            if expected >= seq:
-                return None
-            if present != expected:
-                return expected
-        return None
+    def place(self, seq: int) -> Place:
+        position = bisect_left(self.waiting, seq)
+        if self.order is OrderRule.ASCENDING or position == seq - self.applied_seq - 1:
+            return Place(position=position, missing_seq=None)
+        expected = itertools.count(self.applied_seq + 1)
+        present = itertools.chain(self.waiting[:position], [seq])
+        return Place(position=position, missing_seq=next(e for e, p in zip(expected, present) if e != p))  # noqa: B905
 
 
 class SqlOperationStore:
@@ -113,7 +116,8 @@ class SqlOperationStore:
             update(sessions).where(sessions.c.id == session.id).values(**used(locked["ttl_s"], now))
         )
         self._transaction.announce()
-        return await self.get(session.project_id, id)
+        place = await self._place(session.id, locked["order_rule"], locked["applied_seq"], seq)
+        return operation_of({**row, "started_at": None, "finished_at": None}, place=place)
 
     async def _known(
         self, session: Session, seq: int | None, digest: str, idempotency_key: str | None
@@ -175,8 +179,11 @@ class SqlOperationStore:
             .order_by(operations.c.seq)
             .limit(limit)
         )
-        line = await self._line(rows[-1]) if rows else None
-        return [operation_of(row, line=line) for row in rows]
+        if not rows:
+            return []
+        last = rows[-1]
+        line = await self._line(session_id, last["order_rule"], last["applied_seq"], last["seq"])
+        return [operation_of(row, place=line.place(row["seq"])) for row in rows]
 
     async def final_among(self, ids: Sequence[OperationId]) -> Sequence[OperationId]:
         final: list[OperationId] = []
@@ -262,40 +269,55 @@ class SqlOperationStore:
         outcome = None
         if row["outcome_digest"] is not None:
             outcome = decode_outcome(await self._blobs.get(ProjectId(row["project_id"]), row["outcome_digest"]))
-        line = await self._line(row) if row["status"] == Status.QUEUED else None
-        return operation_of(row, line=line, outcome=outcome)
+        place = None
+        if row["status"] == Status.QUEUED:
+            place = await self._place(SessionId(row["session_id"]), row["order_rule"], row["applied_seq"], row["seq"])
+        return operation_of(row, place=place, outcome=outcome)
 
-    async def _line(self, row: RowMapping) -> Line:
-        """Return the line up to the operation of ``row``."""
-        seqs = await self._transaction.rows(
+    async def _place(self, session_id: SessionId, order_rule: str, applied_seq: int, seq: int) -> Place:
+        rows = await self._transaction.rows(
+            select(func.count().label("before")).where(
+                and_(
+                    operations.c.session_id == session_id,
+                    operations.c.status.in_(OPEN),
+                    operations.c.seq > applied_seq,
+                    operations.c.seq < seq,
+                )
+            )
+        )
+        position: int = rows[0]["before"]
+        if order_rule == OrderRule.ASCENDING or position == seq - applied_seq - 1:
+            return Place(position=position, missing_seq=None)
+        return (await self._line(session_id, order_rule, applied_seq, seq)).place(seq)
+
+    async def _line(self, session_id: SessionId, order_rule: str, applied_seq: int, seq: int) -> Line:
+        """Return the line up to operation ``seq``."""
+        rows = await self._transaction.rows(
             select(operations.c.seq)
             .where(
                 and_(
-                    operations.c.session_id == row["session_id"],
+                    operations.c.session_id == session_id,
                     operations.c.status.in_(OPEN),
-                    operations.c.seq > row["applied_seq"],
-                    operations.c.seq <= row["seq"],
+                    operations.c.seq > applied_seq,
+                    operations.c.seq <= seq,
                 )
             )
             .order_by(operations.c.seq)
         )
-        return Line(
-            order=OrderRule(row["order_rule"]),
-            applied_seq=row["applied_seq"],
-            waiting=[seq["seq"] for seq in seqs],
-        )
+        return Line(order=OrderRule(order_rule), applied_seq=applied_seq, waiting=[row["seq"] for row in rows])
 
 
-def operation_of(row: RowMapping, *, line: Line | None = None, outcome: Outcome | None = None) -> Operation:
+def operation_of(row: Mapping[Any, Any], *, place: Place | None = None, outcome: Outcome | None = None) -> Operation:
     """Read a row of ``operations``."""
-    status, seq = Status(row["status"]), row["seq"]
-    waits = line is not None and status is Status.QUEUED
+    status = Status(row["status"])
+    if status is not Status.QUEUED:
+        place = None
     return Operation(
         id=OperationId(row["id"]),
         session_id=SessionId(row["session_id"]),
         project_id=ProjectId(row["project_id"]),
         key_id=KeyId(row["key_id"]),
-        seq=seq,
+        seq=row["seq"],
         kind=OperationKind(row["kind"]),
         status=status,
         payload_digest=row["payload_digest"],
@@ -303,8 +325,8 @@ def operation_of(row: RowMapping, *, line: Line | None = None, outcome: Outcome 
         started_at=row["started_at"],
         finished_at=row["finished_at"],
         outcome=outcome,
-        queue_position=line.position(seq) if line is not None and waits else None,
-        waits_for_seq=line.gap(seq) if line is not None and waits else None,
+        queue_position=place.position if place is not None else None,
+        waits_for_seq=place.missing_seq if place is not None else None,
     )
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sqlalchemy import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gateway.core.clock import Clock
 from gateway.store.durability import WeakDurability
@@ -33,7 +33,7 @@ class PostgresTransactions:
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Transaction]:
         async with self._reading.connect() as connection:
-            transaction = Transaction(connection, clock=self._clock, blob_dir=self._blob_dir, read_only=True)
+            transaction = self._transaction(connection, read_only=True)
             try:
                 yield transaction
             finally:
@@ -47,7 +47,7 @@ class PostgresTransactions:
         self._inside.add(caller)
         try:
             async with self._engine.connect() as connection:
-                transaction = Transaction(connection, clock=self._clock, blob_dir=self._blob_dir, read_only=False)
+                transaction = self._transaction(connection, read_only=False)
                 try:
                     yield transaction
                 finally:
@@ -58,6 +58,9 @@ class PostgresTransactions:
                 self.commits += 1
         finally:
             self._inside.discard(caller)
+
+    def _transaction(self, connection: AsyncConnection, *, read_only: bool) -> Transaction:
+        return Transaction(connection, postgres=True, clock=self._clock, blob_dir=self._blob_dir, read_only=read_only)
 
 
 @asynccontextmanager

@@ -5,11 +5,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, event
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import URL, Connection, create_engine, event
+from sqlalchemy.pool import QueuePool
 
 from gateway.core.clock import Clock
 from gateway.store.durability import WeakDurability
+from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 from gateway.store.wakeups import SqliteWakeups
 from gateway.store.writer import GroupWriter
@@ -22,9 +23,9 @@ class SqliteTransactions:
     """Reads on a pool of connections, writes through the group writer."""
 
     def __init__(
-        self, reader: AsyncEngine, writer: GroupWriter, wakeups: SqliteWakeups, *, clock: Clock, blob_dir: Path
+        self, readers: ThreadPool, writer: GroupWriter, wakeups: SqliteWakeups, *, clock: Clock, blob_dir: Path
     ) -> None:
-        self._reader = reader
+        self._readers = readers
         self._writer = writer
         self._clock = clock
         self._blob_dir = blob_dir
@@ -36,9 +37,10 @@ class SqliteTransactions:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Transaction]:
-        async with self._reader.connect() as connection:
-            await connection.exec_driver_sql("BEGIN")
-            transaction = Transaction(connection, clock=self._clock, blob_dir=self._blob_dir, read_only=True)
+        async with self._readers.connect(_begin) as connection:
+            transaction = Transaction(
+                connection, postgres=False, clock=self._clock, blob_dir=self._blob_dir, read_only=True
+            )
             try:
                 yield transaction
             finally:
@@ -60,36 +62,42 @@ async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock) -> AsyncIterato
     """
     if url.database in (None, "", ":memory:") or url.query:
         raise ValueError("a SQLite URL must name a file and carry no options: sqlite+aiosqlite:////var/lib/x.db")
-    reader = _engine(url, size=READERS, busy_timeout_ms=READ_BUSY_TIMEOUT_MS, query_only=True)
-    writing = _engine(url, size=1, busy_timeout_ms=0, query_only=False)  # GroupWriter waits for the lock itself
+    readers = _pool(url, "sqlite-read", size=READERS, busy_timeout_ms=READ_BUSY_TIMEOUT_MS, query_only=True)
+    # Busy timeout 0: GroupWriter waits for the lock itself, off the thread.
+    writing = _pool(url, "sqlite-write", size=1, busy_timeout_ms=0, query_only=False)
     wakeups = SqliteWakeups(Path(str(url.database)))
 
-    def open_transaction(connection: AsyncConnection) -> Transaction:
-        return Transaction(connection, clock=clock, blob_dir=blob_dir, read_only=False)
+    def open_transaction(connection: ThreadConnection) -> Transaction:
+        return Transaction(connection, postgres=False, clock=clock, blob_dir=blob_dir, read_only=False)
 
     writer = GroupWriter(writing, open_transaction=open_transaction, on_change=wakeups.changed_to)
     try:
-        await _check_durability(writing)
+        async with writing.connect() as connection:
+            await connection.run_sync(_check_durability)
         async with writer.running():
-            yield SqliteTransactions(reader, writer, wakeups, clock=clock, blob_dir=blob_dir)
+            yield SqliteTransactions(readers, writer, wakeups, clock=clock, blob_dir=blob_dir)
     finally:
         await wakeups.close()
-        await reader.dispose()
+        await readers.dispose()
         await writing.dispose()
 
 
-def _engine(url: URL, *, size: int, busy_timeout_ms: int, query_only: bool) -> AsyncEngine:
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def _pool(url: URL, name: str, *, size: int, busy_timeout_ms: int, query_only: bool) -> ThreadPool:
     # isolation_level None: the driver begins nothing on its own, so that BEGIN IMMEDIATE is ours.
-    engine = create_async_engine(
-        url,
+    engine = create_engine(
+        url.set(drivername="sqlite"),
+        poolclass=QueuePool,
         pool_size=size,
         max_overflow=0,
-        pool_timeout=30,
-        connect_args={"isolation_level": None},
+        connect_args={"isolation_level": None, "check_same_thread": False},
         execution_options={"preserve_rowcount": True},
     )
 
-    @event.listens_for(engine.sync_engine, "connect")
+    @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
         cursor = connection.cursor()
         for pragma in (
@@ -103,13 +111,12 @@ def _engine(url: URL, *, size: int, busy_timeout_ms: int, query_only: bool) -> A
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    return engine
+    return ThreadPool(engine, size=size, name=name)
 
 
-async def _check_durability(engine: AsyncEngine) -> None:
-    async with engine.connect() as connection:
-        mode = (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar_one()
-        synchronous = (await connection.exec_driver_sql("PRAGMA synchronous")).scalar_one()
+def _check_durability(connection: Connection) -> None:
+    mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
+    synchronous = connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
     if mode != "wal" or synchronous not in (2, 3):
         raise WeakDurability(
             f"SQLite runs with journal_mode={mode}, synchronous={synchronous}; it must run with wal and FULL. "

@@ -1,17 +1,22 @@
 """One open transaction, as the stores see it: run statements, and say at the end whether others should wake up."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Executable, RowMapping, Table
+from sqlalchemy import Connection, Executable, RowMapping, Table
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core.clock import Clock
 
 T = TypeVar("T")
+
+
+class AnyConnection(Protocol):
+    """What a transaction needs of a connection: SQLAlchemy's ``AsyncConnection`` and ``ThreadConnection`` have it."""
+
+    async def run_sync(self, fn: Callable[[Connection], T], /) -> T: ...
 
 
 class Transaction:
@@ -21,34 +26,33 @@ class Transaction:
     else's units with it. The statement runs on, and ``settle`` waits for it before the transaction ends.
     """
 
-    def __init__(self, connection: AsyncConnection, *, clock: Clock, blob_dir: Path, read_only: bool) -> None:
+    def __init__(
+        self, connection: AnyConnection, *, postgres: bool, clock: Clock, blob_dir: Path, read_only: bool
+    ) -> None:
         self._connection = connection
+        self._postgres = postgres
         self._read_only = read_only
         self._running: asyncio.Task[Any] | None = None
         self.clock = clock
         self.blob_dir = blob_dir
         self.announced = False
 
-    @property
-    def postgres(self) -> bool:
-        return self._connection.dialect.name == "postgresql"
-
     async def rows(self, statement: Executable) -> Sequence[RowMapping]:
-        return await self._run(self._rows(statement, None))
+        return await self._run(lambda connection: connection.execute(statement).mappings().all())
 
     async def first(self, statement: Executable) -> RowMapping | None:
         rows = await self.rows(statement)
         return rows[0] if rows else None
 
-    async def write(self, statement: Executable, parameters: Sequence[Mapping[str, Any]] | None = None) -> int:
+    async def write(self, statement: Executable) -> int:
         """Run a statement that changes rows; return how many."""
         self._require_writable()
-        return await self._run(self._rowcount(statement, parameters))
+        return await self._run(lambda connection: connection.execute(statement).rowcount)
 
     async def write_returning(self, statement: Executable) -> Sequence[RowMapping]:
         """Run a statement with a RETURNING clause."""
         self._require_writable()
-        return await self._run(self._rows(statement, None))
+        return await self._run(lambda connection: connection.execute(statement).mappings().all())
 
     async def insert_new(self, table: Table, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
         """Insert the rows that break no unique constraint; return how many were new."""
@@ -56,7 +60,7 @@ class Transaction:
 
     def insert(self, table: Table) -> "sqlite.Insert | postgresql.Insert":
         """Return an INSERT that knows ON CONFLICT."""
-        return postgresql.insert(table) if self.postgres else sqlite.insert(table)
+        return postgresql.insert(table) if self._postgres else sqlite.insert(table)
 
     def announce(self) -> None:
         """Wake everybody who waits, once this transaction is committed."""
@@ -74,16 +78,6 @@ class Transaction:
         if self._read_only:
             raise RuntimeError("this unit of work only reads")
 
-    async def _run(self, statement: Coroutine[Any, Any, T]) -> T:
-        self._running = task = asyncio.ensure_future(statement)
+    async def _run(self, work: Callable[[Connection], T]) -> T:
+        self._running = task = asyncio.ensure_future(self._connection.run_sync(work))
         return await asyncio.shield(task)
-
-    async def _rows(
-        self, statement: Executable, parameters: Sequence[Mapping[str, Any]] | None
-    ) -> Sequence[RowMapping]:
-        result = await self._connection.execute(statement, parameters)
-        return result.mappings().all()
-
-    async def _rowcount(self, statement: Executable, parameters: Sequence[Mapping[str, Any]] | None) -> int:
-        result = await self._connection.execute(statement, parameters)
-        return result.rowcount

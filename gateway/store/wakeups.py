@@ -8,12 +8,12 @@ every 10 ms while somebody waits. PostgreSQL sends NOTIFY with the commit itself
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import aiosqlite
 import psycopg
 
 POLL_S = 0.01
@@ -47,15 +47,18 @@ class _Counter:
 
 
 class SqliteWakeups:
-    """Wakeups whose counter is the file's ``user_version``."""
+    """Wakeups whose counter is the file's ``user_version``.
+
+    A look is one PRAGMA on a connection that never waits for a lock: it takes microseconds, less than going to a
+    thread for it would.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._counter = _Counter()
         self._waiting = 0
-        self._connection: aiosqlite.Connection | None = None
+        self._connection: sqlite3.Connection | None = None
         self._data_version = -1
-        self._looking = asyncio.Lock()
         self._poller: asyncio.Task[None] | None = None
 
     def changed_to(self, value: int) -> None:
@@ -67,7 +70,7 @@ class SqliteWakeups:
             return self._counter.value
         self._waiting += 1
         try:
-            await self._look()
+            self._look()
             if self._poller is None or self._poller.done():
                 self._poller = asyncio.create_task(self._poll(), name="wakeups")
             return await self._counter.wait(seen, timeout_s)
@@ -78,31 +81,28 @@ class SqliteWakeups:
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.wait([self._poller])
-        async with self._looking:
-            if self._connection is not None:
-                await self._connection.close()
-                self._connection = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     async def _poll(self) -> None:
         while self._waiting:
             await asyncio.sleep(POLL_S)
-            await self._look()
+            self._look()
 
-    async def _look(self) -> None:
+    def _look(self) -> None:
         """Read the counter when any other connection has changed the file since the last look."""
-        async with self._looking:
-            if self._connection is None:
-                self._connection = await aiosqlite.connect(self._path, isolation_level=None)
-            data_version = await self._pragma(self._connection, "data_version")
+        if self._connection is None:
+            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=0)
+        with suppress(sqlite3.OperationalError):  # busy for a moment, during recovery: the next look is near
+            data_version = self._pragma(self._connection, "data_version")
             if data_version != self._data_version:
-                value = await self._pragma(self._connection, "user_version")
+                value = self._pragma(self._connection, "user_version")
                 self._data_version = data_version
                 self._counter.set(value)
 
-    async def _pragma(self, connection: aiosqlite.Connection, name: str) -> int:
-        async with connection.execute(f"PRAGMA {name}") as cursor:
-            row = await cursor.fetchone()
-            return int(row[0]) if row is not None else 0
+    def _pragma(self, connection: sqlite3.Connection, name: str) -> int:
+        return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
 class PostgresWakeups:

@@ -13,10 +13,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.core.errors import Unavailable
+from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 
 MAX_GROUP_UNITS = 128
@@ -59,12 +60,12 @@ class GroupWriter:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        connections: ThreadPool,
         *,
-        open_transaction: Callable[[AsyncConnection], Transaction],
+        open_transaction: Callable[[ThreadConnection], Transaction],
         on_change: Callable[[int], None],
     ) -> None:
-        self._engine = engine
+        self._connections = connections
         self._open_transaction = open_transaction
         self._on_change = on_change
         self._queue: asyncio.Queue[_Unit | None] = asyncio.Queue()
@@ -135,7 +136,7 @@ class GroupWriter:
         crowded = False
         unit: _Unit | None = first
         try:
-            async with self._engine.connect() as connection:
+            async with self._connections.connect() as connection:
                 await self._begin(connection)
                 opened, count, announced = loop.time(), 0, False
                 while unit is not None:
@@ -148,13 +149,10 @@ class GroupWriter:
                     crowded = count >= MAX_GROUP_UNITS or loop.time() - opened >= MAX_GROUP_S
                     unit = None if crowded else await self._next()
                 if kept:
-                    change = await self._number_change(connection) if announced else None
-                    await connection.commit()
+                    change = await connection.run_sync(_commit_announced if announced else _commit)
                     self.commits += 1
                     if change is not None:
                         self._on_change(change)
-                else:
-                    await connection.rollback()
         except BaseException as error:
             for failed in [*kept, *([unit] if unit is not None else [])]:
                 failed.fail(error)
@@ -167,21 +165,19 @@ class GroupWriter:
         if crowded:
             await asyncio.sleep(_OTHERS_TURN_S)
 
-    async def _serve(self, connection: AsyncConnection, unit: _Unit) -> Transaction | None:
+    async def _serve(self, connection: ThreadConnection, unit: _Unit) -> Transaction | None:
         """Give ``unit`` its turn; return its transaction when it is kept, None when it was rolled back.
 
         When SQLite itself rolled the whole transaction back (disk full, I/O error), the savepoint is gone, the
         statements here fail, and with them the group: nothing of it is acknowledged.
         """
-        await connection.exec_driver_sql("SAVEPOINT unit")
+        await connection.run_sync(_savepoint)
         transaction = self._open_transaction(connection)
         if not unit.turn.done():
             unit.turn.set_result(transaction)
         keep = await unit.ended
         await transaction.settle()
-        if not keep:
-            await connection.exec_driver_sql("ROLLBACK TO unit")
-        await connection.exec_driver_sql("RELEASE unit")
+        await connection.run_sync(_keep if keep else _undo)
         return transaction if keep else None
 
     async def _next(self) -> _Unit | None:
@@ -195,23 +191,48 @@ class GroupWriter:
             self._queue.put_nowait(None)
         return unit
 
-    async def _begin(self, connection: AsyncConnection) -> None:
+    async def _begin(self, connection: ThreadConnection) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LOCK_TIMEOUT_S
         while True:
             try:
-                await connection.exec_driver_sql("BEGIN IMMEDIATE")
+                await connection.run_sync(_begin)
                 return
             except OperationalError as error:
-                await connection.rollback()
                 if not _is_busy(error) or loop.time() >= deadline:
                     self._fail_queued(error)
                     raise
             await asyncio.sleep(_LOCK_RETRY_S)
 
-    async def _number_change(self, connection: AsyncConnection) -> int:
-        """Advance the change counter inside the transaction (see wakeups.py); return its new value."""
-        result = await connection.exec_driver_sql("PRAGMA user_version")
-        change = (int(result.scalar_one()) + 1) % 2**31
-        await connection.exec_driver_sql(f"PRAGMA user_version = {change}")
-        return change
+
+def _begin(connection: Connection) -> None:
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    except OperationalError:
+        connection.rollback()
+        raise
+
+
+def _savepoint(connection: Connection) -> None:
+    connection.exec_driver_sql("SAVEPOINT unit")
+
+
+def _keep(connection: Connection) -> None:
+    connection.exec_driver_sql("RELEASE unit")
+
+
+def _undo(connection: Connection) -> None:
+    connection.exec_driver_sql("ROLLBACK TO unit")
+    connection.exec_driver_sql("RELEASE unit")
+
+
+def _commit(connection: Connection) -> None:
+    connection.commit()
+
+
+def _commit_announced(connection: Connection) -> int:
+    """Advance the change counter (see wakeups.py) and commit; return its new value."""
+    change = (int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()) + 1) % 2**31
+    connection.exec_driver_sql(f"PRAGMA user_version = {change}")
+    connection.commit()
+    return change

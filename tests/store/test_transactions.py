@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -9,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from psycopg import sql
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy import Connection, make_url, text
 
 from gateway.core.errors import Unavailable
 from gateway.store import SqlDatabase, WeakDurability, open_database
@@ -164,14 +164,12 @@ async def test_a_unit_inside_a_unit_is_refused_instead_of_waiting_for_itself(dat
 async def test_when_the_commit_fails_every_unit_of_the_group_is_told(
     sqlite: SqlDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = AsyncConnection.commit
+    def full(connection: Connection) -> None:
+        connection.exec_driver_sql("SELECT * FROM disk_is_full")
 
-    async def full(connection: AsyncConnection) -> None:
-        await connection.exec_driver_sql("SELECT * FROM disk_is_full")
-
-    monkeypatch.setattr(AsyncConnection, "commit", full)
-    outcomes = await asyncio.gather(*(add(sqlite, f"p{index}") for index in range(5)), return_exceptions=True)
-    monkeypatch.setattr(AsyncConnection, "commit", commit)
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "commit", full)
+        outcomes = await asyncio.gather(*(add(sqlite, f"p{index}") for index in range(5)), return_exceptions=True)
 
     assert {type(outcome) for outcome in outcomes} == {Unavailable}
     assert await projects(sqlite) == []
@@ -183,13 +181,11 @@ async def test_a_file_that_another_process_holds_too_long_is_unavailable(
     sqlite: SqlDatabase, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "LOCK_TIMEOUT_S", 0.05)
-    engine = create_async_engine(sqlite_url, connect_args={"isolation_level": None})
-    async with engine.connect() as other:
-        await other.exec_driver_sql("BEGIN IMMEDIATE")
-        with pytest.raises(Unavailable) as refused:
-            await add(sqlite, "waits")
-        await other.rollback()
-    await engine.dispose()
+    other = sqlite3.connect(str(make_url(sqlite_url).database), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable) as refused:
+        await add(sqlite, "waits")
+    other.close()
 
     assert refused.value.code == "database_unavailable"
     await add(sqlite, "later")
