@@ -34,6 +34,7 @@ GLIBC = (2, 31)
 PACKAGES_BYTES = 8 * 10**9  # 3.8 GB installed, and as much again while pip downloads and unpacks
 MODEL_BYTES = 10**9
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+IMPORTS = "fastapi, sqlalchemy.ext.asyncio, alembic, openai, peft, transformers, vllm.entrypoints.openai.api_server"
 BASE_MODEL = "smollm2-135m-instruct"
 
 
@@ -106,15 +107,25 @@ def install_packages() -> bool:
     part = CACHE / "torch.lock"
     part.write_text("".join(torch))
     if pip_install(part, label="torch", count=1) != 0:
+        if unreachable("torch"):
+            raise Refusal(pip_trouble("torch"))
         say(f"      torch's CPU build is not on the configured index; trying {TORCH_CPU_INDEX}")
         if pip_install(part, label="torch", count=1, options=["--extra-index-url", TORCH_CPU_INDEX]) != 0:
             raise Refusal(pip_trouble("torch"))
     if pip_install(LOCK, label="packages", count=len(entries)) != 0:
         raise Refusal(pip_trouble("packages"))
-    say("      compiling")  # on all cores, where pip would use one; files no Python can read are not ours to judge
-    run([PYTHON, "-m", "compileall", "-qq", "-j", "0", site_packages()], cwd=ROOT, env=environment())
+    check_imports()
     remember("packages", digest)
     return True
+
+
+def check_imports() -> None:
+    """Import what the processes import: it proves the packages work together and leaves them compiled."""
+    log = CACHE / "imports.log"
+    command = [PYTHON, "-c", f"import {IMPORTS}"]
+    if run_logged(command, cwd=VENV, env=environment(), log=log, progress=lambda: "checking the packages") != 0:
+        last = "\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-8:])
+        raise Refusal(f"the installed packages do not work together:\n{last}")
 
 
 def install_project() -> bool:
@@ -168,10 +179,9 @@ def pip_install(requirements: Path, *, label: str, count: int, options: list[str
 def pip_trouble(label: str) -> str:
     """What pip's log means, as a sentence, with its last lines."""
     text = pip_log(label).read_text(errors="replace")
-    unreachable = ("NewConnectionError", "NameResolutionError", "Connection refused", "ConnectTimeout", "ProxyError")
     if "No space left" in text:
         cause = "the disk is full. Free some space and run `make setup` again"
-    elif any(sign in text for sign in unreachable):
+    elif unreachable(label):
         cause = (
             "no package index can be reached. Check the network, or name your own index:\n"
             "  PIP_INDEX_URL=https://index.example/simple make setup   (also PIP_PROXY, PIP_CERT)"
@@ -184,6 +194,13 @@ def pip_trouble(label: str) -> str:
         cause = "pip failed"
     last = "\n".join(f"    {line}" for line in text.splitlines()[-8:])
     return f"{cause}.\npip's last words (all of them: {pip_log(label).relative_to(ROOT)}):\n{last}"
+
+
+def unreachable(label: str) -> bool:
+    """Whether pip met no index at all."""
+    signs = ("NewConnectionError", "NameResolutionError", "Connection refused", "ConnectTimeout", "ProxyError")
+    text = pip_log(label).read_text(errors="replace")
+    return any(sign in text for sign in signs)
 
 
 def pip_log(label: str) -> Path:
