@@ -1,4 +1,7 @@
-"""The manifest of an artefact: every file with its sha256, and the canary. Written last; its own hash is the version's."""
+"""The manifest of an artefact: every file with its sha256, and the canary.
+
+It is written last, and its own hash is the version's.
+"""
 
 import json
 from collections.abc import Mapping
