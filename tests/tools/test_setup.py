@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -72,6 +73,10 @@ def test_a_full_disk_is_refused_with_both_numbers(checkout: Path) -> None:
 
 
 def test_an_unreachable_index_is_named_as_the_cause(checkout: Path) -> None:
+    venv = checkout / ".venv"  # one that borrows this environment's pip, because making a whole one takes long
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    [packages] = venv.glob("lib/python*/site-packages")
+    (packages / "pip.pth").write_text(sysconfig.get_path("purelib"))
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1", "PIP_CONFIG_FILE": os.devnull}
 
     answer = tell(checkout, "import installation as i; i.PACKAGES_BYTES = 1; raise SystemExit(i.main())", **nowhere)
