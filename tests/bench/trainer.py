@@ -16,6 +16,7 @@ import torch
 from tests.bench import batches
 from tests.bench.batches import Batch
 from tests.bench.fresh import fidelity, peak_bytes
+from trainer.decoder import default_compute_dtype
 
 MODEL = Path(".loopline/models/smollm2-135m-instruct")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,16 +37,10 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What to time, and after how many datums of it the bare loop calls backward."""
+    """What to time."""
 
     name: str
     run: Callable[[], object]
-
-
-def default_dtype() -> torch.dtype:
-    """Return bfloat16 where the processor multiplies it in hardware, else float32: there bfloat16 is slower."""
-    fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()  # pyright: ignore
-    return torch.bfloat16 if fast else torch.float32
 
 
 def alternate(sides: Sequence[Side], times: int) -> dict[str, list[float]]:
@@ -205,7 +200,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     options = Options(
         model=arguments.model,
-        dtype=DTYPES[arguments.mode] if arguments.mode else default_dtype(),
+        dtype=DTYPES[arguments.mode] if arguments.mode else default_compute_dtype(torch.device("cpu")),
         quick=arguments.quick,
         threads=arguments.threads,
         repeat=arguments.repeat,

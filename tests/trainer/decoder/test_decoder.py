@@ -21,7 +21,7 @@ from tests.trainer.decoder.reference import (
     shifted,
     weights_like,
 )
-from trainer.decoder import DecoderSettings, LoraDecoder, PlanSettings, supports
+from trainer.decoder import DecoderSettings, LoraDecoder, PlanSettings, default_compute_dtype, supports
 from trainer.decoder.head import Tiling
 from trainer.decoder.rows import Kind
 
@@ -250,3 +250,9 @@ def test_an_unknown_lora_tensor_is_refused() -> None:
 )
 def test_what_is_computed_otherwise_is_not_supported(model_type: str, changes: dict[str, Any]) -> None:
     assert not supports(AutoConfig.for_model(model_type, **changes))
+
+
+def test_the_default_dtype_follows_what_the_device_multiplies_in_hardware() -> None:
+    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):
+        assert default_compute_dtype(torch.device("cpu")) == torch.float32
+    assert default_compute_dtype(torch.device("meta")) == torch.float32
