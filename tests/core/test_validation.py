@@ -5,6 +5,7 @@ import math
 import pytest
 
 from gateway.core.errors import Invalid
+from gateway.core.loss_inputs import MAX_ALTERNATIVES
 from gateway.core.payloads import LoadState, LossFn, OptimStep, Payload, SaveState, SaveWeights
 from gateway.core.submission import check_payload
 from gateway.core.tensors import Datum, DType, TensorData
@@ -19,6 +20,24 @@ def policy_datum(**inputs: TensorData) -> Datum:
     return Datum(
         model_input=TensorData.ints([1, 2, 3]),
         loss_fn_inputs={"target_tokens": TensorData.ints([1, 2, 3]), **POLICY, **inputs},
+    )
+
+
+CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+CLIP_INPUTS = {"clip_low_threshold": FLOATS, "clip_high_threshold": TensorData.floats([1.0, 2.0, 0.3])}
+ZEROS = TensorData.floats([0.0] * 3)
+
+
+def alternatives(k: int, **inputs: TensorData) -> Datum:
+    """A datum of cross_entropy with k targets per position."""
+    shape = (3, k)
+    return Datum(
+        model_input=TensorData.ints([1, 2, 3]),
+        loss_fn_inputs={
+            "target_tokens": TensorData.ints([7] * 3 * k, shape),
+            "weights": TensorData.floats([0.5] * 3 * k, shape),
+            **inputs,
+        },
     )
 
 
@@ -39,6 +58,16 @@ def without(name: str) -> Datum:
         batch(policy_datum(), loss_fn=LossFn.IMPORTANCE_SAMPLING),
         batch(policy_datum(weights=FLOATS), loss_fn=LossFn.PPO, clip_low_threshold=0.2, clip_high_threshold=0.2),
         batch(policy_datum(), loss_fn=LossFn.CISPO, clip_high_threshold=0.0),
+        batch(policy_datum(), loss_fn=LossFn.DRO, beta=0.1),
+        batch(policy_datum(sequence_ratio_mask=FLOATS), loss_fn=LossFn.GSPO, **CLIP),
+        batch(policy_datum(sequence_ratio_mask=FLOATS, **CLIP_INPUTS), loss_fn=LossFn.GSPO),
+        batch(policy_datum(sequence_ratio_mask=ZEROS, advantages=ZEROS), loss_fn=LossFn.GSPO, **CLIP),
+        batch(policy_datum(**CLIP_INPUTS), loss_fn=LossFn.CISPO),
+        batch(policy_datum(ref_log_prob=FLOATS), loss_fn=LossFn.PPO, kl_coef=0.1, temperature=0.5),
+        batch(policy_datum(ref_log_prob=FLOATS), policy_datum(), loss_fn=LossFn.IMPORTANCE_SAMPLING),
+        batch(datum(temperature=TensorData.floats([0.5])), temperature=2.0),
+        batch(datum(temperature=TensorData.floats([0.5, 1.0, 2.0]))),
+        batch(datum(), alternatives(2), alternatives(MAX_ALTERNATIVES)),
         OptimStep(),
         OptimStep(learning_rate=0.0, beta1=0.0, beta2=0.999, eps=0.0, weight_decay=1.0, grad_clip_norm=2.0),
         SaveWeights(group="a-1", description="x" * 1024),
@@ -90,7 +119,85 @@ def test_what_is_right_passes(payload: Payload) -> None:
             "data[0].loss_fn_inputs.advantages[2]",
             "non_finite",
         ),
-        (batch(datum(), temperature=1.0), "loss_fn_config.temperature", "unknown_setting"),
+        (batch(datum(), temprature=1.0), "loss_fn_config.temprature", "unknown_setting"),
+        (batch(datum(), kl_coef=0.1), "loss_fn_config.kl_coef", "unknown_setting"),
+        (batch(datum(), temperature=0.0), "loss_fn_config.temperature", "invalid_request"),
+        (batch(policy_datum(), loss_fn=LossFn.PPO, beta=0.1), "loss_fn_config.beta", "unknown_setting"),
+        (
+            batch(policy_datum(), loss_fn=LossFn.PPO, clip_low_threshold=1.3),
+            "loss_fn_config.clip_low_threshold",
+            "invalid_request",
+        ),
+        (
+            batch(policy_datum(sequence_ratio_mask=FLOATS), loss_fn=LossFn.GSPO, clip_low_threshold=0.8),
+            "loss_fn_config.clip_high_threshold",
+            "missing_setting",
+        ),
+        (
+            batch(policy_datum(sequence_ratio_mask=ZEROS), loss_fn=LossFn.GSPO, **CLIP),
+            "data[0].loss_fn_inputs.sequence_ratio_mask",
+            "empty_sequence_mask",
+        ),
+        (
+            batch(policy_datum(), loss_fn=LossFn.GSPO, **CLIP),
+            "data[0].loss_fn_inputs.sequence_ratio_mask",
+            "missing_loss_input",
+        ),
+        (
+            batch(policy_datum(ref_log_prob=FLOATS), policy_datum(), loss_fn=LossFn.PPO, kl_coef=0.1),
+            "data[1].loss_fn_inputs.ref_log_prob",
+            "missing_loss_input",
+        ),
+        (
+            batch(policy_datum(clip_low_threshold=TensorData.floats([0.5, 1.5, 0.5])), loss_fn=LossFn.PPO),
+            "data[0].loss_fn_inputs.clip_low_threshold[1]",
+            "bad_value",
+        ),
+        (
+            batch(policy_datum(clip_high_threshold=TensorData.floats([4.0, 4.0, -0.1])), loss_fn=LossFn.CISPO),
+            "data[0].loss_fn_inputs.clip_high_threshold[2]",
+            "bad_value",
+        ),
+        (
+            batch(policy_datum(clip_high_threshold=FLOATS), loss_fn=LossFn.DRO),
+            "data[0].loss_fn_inputs.clip_high_threshold",
+            "unknown_loss_input",
+        ),
+        (
+            batch(datum(temperature=TensorData.floats([0.5, 0.0, 1.0]))),
+            "data[0].loss_fn_inputs.temperature[1]",
+            "bad_value",
+        ),
+        (
+            batch(datum(temperature=TensorData.floats([0.5, 0.5]))),
+            "data[0].loss_fn_inputs.temperature",
+            "length_mismatch",
+        ),
+        (
+            batch(datum(), alternatives(MAX_ALTERNATIVES + 1)),
+            "data[1].loss_fn_inputs.target_tokens",
+            "length_mismatch",
+        ),
+        (
+            batch(datum(target_tokens=TensorData.ints([1] * 6, (3, 2)))),
+            "data[0].loss_fn_inputs.weights",
+            "length_mismatch",
+        ),
+        (
+            batch(policy_datum(target_tokens=TensorData.ints([1] * 6, (3, 2))), loss_fn=LossFn.PPO),
+            "data[0].loss_fn_inputs.target_tokens",
+            "length_mismatch",
+        ),
+        (
+            batch(alternatives(2, target_tokens=TensorData.ints([1, 2, 3, 512, 5, 6], (3, 2)))),
+            "data[0].loss_fn_inputs.target_tokens[1][1]",
+            "token_out_of_vocabulary",
+        ),
+        (
+            batch(alternatives(2, weights=TensorData.floats([1, 1, 1, 1, math.inf, 1], (3, 2)))),
+            "data[0].loss_fn_inputs.weights[2][0]",
+            "non_finite",
+        ),
         (
             batch(policy_datum(), loss_fn=LossFn.PPO, clip_low_threshold=math.nan),
             "loss_fn_config.clip_low_threshold",

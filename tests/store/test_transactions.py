@@ -16,7 +16,7 @@ from gateway.core.errors import Unavailable
 from gateway.store import SqlDatabase, WeakDurability, open_database
 from gateway.store import writer as writer_module
 from gateway.store.sqlite import SqliteTransactions
-from tests.postgres import PostgresServer
+from tests.postgres import TEMPLATE, PostgresServer
 from tests.store.bench import HandClock, open_bench
 
 
@@ -254,13 +254,13 @@ async def test_a_database_that_cannot_be_durable_is_refused(url: str, tmp_path: 
             pass
 
 
-async def test_a_server_that_may_forget_is_refused(postgres: PostgresServer, postgres_url: str, tmp_path: Path) -> None:
-    database = sql.Identifier(postgres_url.split("?")[0].rsplit("/", 1)[1])
+async def test_a_server_that_may_forget_is_refused(postgres: PostgresServer, tmp_path: Path) -> None:
+    database = postgres.create(template=TEMPLATE)
     with postgres.connect() as connection:
-        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(database))
+        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(database)))
 
     with pytest.raises(WeakDurability, match="synchronous_commit=off"):
-        async with open_database(postgres_url, blob_dir=tmp_path):
+        async with open_database(postgres.url(database), blob_dir=tmp_path):
             pass
 
 
