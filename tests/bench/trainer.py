@@ -27,6 +27,7 @@ BARS = {"sft": 1.4, "grpo_short": 3.0, "grpo_long": 4.5, "memory": 1.6, "fidelit
 class Options:
     model: Path
     dtype: torch.dtype
+    bare_dtype: torch.dtype
     quick: bool
     threads: int
     repeat: int | None
@@ -72,7 +73,8 @@ def ratio(name: str, value: float) -> None:
 
 
 def mode(options: Options) -> str:
-    return f"{str(options.dtype).removeprefix('torch.')}, {options.threads} threads"
+    bare, ours = (str(dtype).removeprefix("torch.") for dtype in (options.bare_dtype, options.dtype))
+    return f"{ours}{'' if bare == ours else f' (bare loop: {bare})'}, {options.threads} threads"
 
 
 def step_row(name: str, batch: Batch, options: Options, times: int, *, minibatch: int = 16) -> None:
@@ -80,7 +82,7 @@ def step_row(name: str, batch: Batch, options: Options, times: int, *, minibatch
     from tests.bench.bare import BareLoop
     from tests.bench.ours import DecoderLoop
 
-    bare, ours = BareLoop(options.model, options.dtype), DecoderLoop(options.model, options.dtype)
+    bare, ours = BareLoop(options.model, options.bare_dtype), DecoderLoop(options.model, options.dtype)
 
     def step(loop: BareLoop | DecoderLoop) -> None:
         loop.forward_backward(batch, minibatch=minibatch)
@@ -109,7 +111,8 @@ def grpo_long(options: Options) -> None:
 
 
 def memory(options: Options) -> None:
-    peaks = {side: peak_bytes(side, "sft", options.model, options.dtype, options.threads) for side in ("bare", "ours")}
+    dtypes = {"bare": options.bare_dtype, "ours": options.dtype}
+    peaks = {side: peak_bytes(side, "sft", options.model, dtype, options.threads) for side, dtype in dtypes.items()}
     for side, peak in peaks.items():
         print(f"memory       {side:6} {peak / 2**30:8.2f} GiB peak resident  {mode(options)}", flush=True)
     ratio("memory", peaks["bare"] / peaks["ours"])
@@ -131,7 +134,7 @@ def tenants8(options: Options) -> None:
     from tests.bench.ours import DecoderLoop
 
     work = [batches.sft(_vocab(options), count=2, length=32, seed=seed) for seed in range(8)]
-    loops = [BareLoop(options.model, options.dtype, seed=seed) for seed in range(8)]
+    loops = [BareLoop(options.model, options.bare_dtype, seed=seed) for seed in range(8)]
     first = DecoderLoop(options.model, options.dtype)
     tenants = [first, *(DecoderLoop(options.model, options.dtype, seed=s, model=first.model) for s in range(1, 8))]
 
@@ -194,13 +197,16 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS), help=f"of {', '.join(ROWS)}")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--mode", choices=DTYPES, help="compute dtype; default: the machine's")
+    parser.add_argument("--bare-mode", choices=DTYPES, help="compute dtype of the bare loop; default: as --mode")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeat", type=int, help="timed rounds of each row")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    dtype = DTYPES[arguments.mode] if arguments.mode else default_compute_dtype(torch.device("cpu"))
     options = Options(
         model=arguments.model,
-        dtype=DTYPES[arguments.mode] if arguments.mode else default_compute_dtype(torch.device("cpu")),
+        dtype=dtype,
+        bare_dtype=DTYPES[arguments.bare_mode] if arguments.bare_mode else dtype,
         quick=arguments.quick,
         threads=arguments.threads,
         repeat=arguments.repeat,
