@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, create_engine, event, make_url, text
 from sqlalchemy.pool import NullPool
 
 _ADVISORY_LOCK = 0x6C6F6F70  # "loop": one number that only migrations take
-_DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql+psycopg": "postgresql+psycopg"}
+_DRIVERS = {"sqlite": "sqlite", "sqlite+aiosqlite": "sqlite", "postgresql+psycopg": "postgresql+psycopg"}
 
 
 def upgrade(url: str) -> None:
@@ -65,9 +65,7 @@ def _config() -> Config:
 def _sync_url(url: str) -> URL:
     parsed = make_url(url)
     if parsed.drivername not in _DRIVERS:
-        raise ValueError(
-            f"database URL must be sqlite+aiosqlite:///... or postgresql+psycopg://..., not {parsed.drivername}"
-        )
+        raise ValueError(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {parsed.drivername}")
     return parsed.set(drivername=_DRIVERS[parsed.drivername])
 
 

@@ -1,6 +1,7 @@
 """Opens transactions on the database that a URL names, durable or not at all.
 
-``sqlite+aiosqlite:///path`` serves one machine; ``postgresql+psycopg://...`` serves several. Both pass one suite.
+``sqlite:///path`` (or ``sqlite+aiosqlite:///path``) serves one machine; ``postgresql+psycopg://...`` serves several.
+Both pass one suite.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
@@ -119,12 +120,12 @@ async def open_database(url: str, *, blob_dir: Path, clock: Clock | None = None)
     parsed = make_url(url)
     clock = clock or SystemClock()
     match parsed.drivername:
-        case "sqlite+aiosqlite":
+        case "sqlite" | "sqlite+aiosqlite":
             opened = open_sqlite(parsed, blob_dir=blob_dir, clock=clock)
         case "postgresql+psycopg":
             opened = open_postgres(parsed, blob_dir=blob_dir, clock=clock)
         case other:
-            raise ValueError(f"database URL must be sqlite+aiosqlite:///... or postgresql+psycopg://..., not {other}")
+            raise ValueError(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {other}")
     async with AsyncExitStack() as stack:
         with _translated():
             transactions = await stack.enter_async_context(opened)

@@ -61,7 +61,7 @@ async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock) -> AsyncIterato
         WeakDurability: the file cannot be used with WAL and full fsync.
     """
     if url.database in (None, "", ":memory:") or url.query:
-        raise ValueError("a SQLite URL must name a file and carry no options: sqlite+aiosqlite:////var/lib/x.db")
+        raise ValueError("a SQLite URL must name a file and carry no options: sqlite:////var/lib/loopline.db")
     readers = _pool(url, "sqlite-read", size=READERS, busy_timeout_ms=READ_BUSY_TIMEOUT_MS, query_only=True)
     # Busy timeout 0: GroupWriter waits for the lock itself, off the thread.
     writing = _pool(url, "sqlite-write", size=1, busy_timeout_ms=0, query_only=False)

@@ -29,7 +29,7 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     """A fresh, migrated SQLite file."""
     path = tmp_path / "loopline.db"
     shutil.copy(sqlite_template, path)
-    return f"sqlite+aiosqlite:///{path}"
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture(scope="session")

@@ -244,7 +244,8 @@ async def test_sqlite_runs_with_wal_and_full_fsync(sqlite: SqlDatabase) -> None:
         "sqlite+aiosqlite://",
         "sqlite+aiosqlite:///:memory:",
         "sqlite+aiosqlite:///file.db?cache=shared",
-        "sqlite:///file.db",
+        "sqlite:///",
+        "sqlite+pysqlcipher:///file.db",
         "mysql://host/name",
     ],
 )
