@@ -91,6 +91,18 @@ def test_samples_carry_the_version_and_the_logprobs_of_the_trainer(training: loo
     assert answer.cost_nanos > 0
 
 
+def test_seeded_samples_of_more_prompt_tokens_than_one_engine_step_holds_all_come_back(
+    stack: Stack, service: loopline.ServiceClient
+) -> None:
+    sampler = service.create_sampling_client(base_model=stack.base_model)
+    params = SamplingParams(max_tokens=2, seed=9, ignore_eos=True)
+    prompts = [[1000 + 700 * number + position for position in range(600)] for number in range(16)]
+
+    answers = [future.result() for future in [sampler.sample(prompt, 2, params) for prompt in prompts]]
+
+    assert [len(sequence.tokens) for answer in answers for sequence in answer.sequences] == [2] * 32
+
+
 def test_a_custom_loss_trains_exactly_as_the_built_in_one_it_equals(
     stack: Stack, service: loopline.ServiceClient
 ) -> None:

@@ -109,6 +109,17 @@ def test_waits_grow_with_jitter_to_a_cap_and_end_at_the_deadline(
     ]
 
 
+def test_many_calls_that_wait_for_one_gateway_say_so_once(
+    network: Network, training: loopline.TrainingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    network.trouble.extend(["503"] * 6)
+    sampler = training.create_sampling_client()
+    for future in [sampler.sample([1]) for _ in range(6)]:
+        future.result()
+
+    assert [record.name for record in caplog.records].count("loopline") == 1
+
+
 def test_the_gateways_retry_after_is_the_least_wait(
     network: Network, time: Any, training: loopline.TrainingClient
 ) -> None:

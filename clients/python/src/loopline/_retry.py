@@ -4,15 +4,12 @@ Retrying is safe here because every request that does work carries a key under w
 """
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import httpx
-
-log = logging.getLogger("loopline")
 
 RETRYABLE_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -33,10 +30,12 @@ class RetryPolicy:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     uniform: Callable[[], float] = random.random
 
-    async def answer(self, attempt: Callable[[], Awaitable[httpx.Response]], during: str) -> "Answer":
+    async def answer(
+        self, attempt: Callable[[], Awaitable[httpx.Response]], on_wait: Callable[[str], None]
+    ) -> "Answer":
         """Call ``attempt`` until it answers with anything that is not worth another try.
 
-        Returns the last answer, a retryable one too when time is up. Logs once that it waits, naming ``during``.
+        Returns the last answer, a retryable one too when time is up. ``on_wait`` hears why before the first wait.
 
         Raises:
             httpx.TransportError: time is up and the last try got no answer.
@@ -61,7 +60,7 @@ class RetryPolicy:
                 trouble = f"status {response.status_code}"
                 retry_after_s = _seconds(response.headers.get("Retry-After"))
             if tries == 0:
-                log.warning("%s: %s; trying again for up to %.0f s", during, trouble, self.give_up_after_s)
+                on_wait(trouble)
             await self.sleep(max(min(retry_after_s, self.cap_s), self._backoff_s(tries)))
             tries += 1
 

@@ -5,6 +5,7 @@ first try did.
 """
 
 import json
+import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar, cast
@@ -13,10 +14,12 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from loopline._retry import Answer, RetryPolicy
+from loopline._retry import RETRYABLE_STATUSES, Answer, RetryPolicy
 from loopline.errors import ApiError, ConnectionFailed, ResultMismatchError, api_error_class
 
 M = TypeVar("M", bound=BaseModel)
+
+log = logging.getLogger("loopline")
 
 MOUNT = "/training/v1"
 POLL_S = 30.0  # how long the gateway is asked to hold a poll; half the timeout when that is less
@@ -49,6 +52,7 @@ class Transport:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.retry = retry
+        self._troubled = False
         self.poll_s = min(POLL_S, timeout_s / 2)
         self._http = httpx.AsyncClient(
             base_url=self.base_url + MOUNT,
@@ -86,12 +90,19 @@ class Transport:
         timeout = self._http.timeout if timeout_s is None else _timeout(timeout_s)
 
         async def attempt() -> httpx.Response:
-            return await self._http.request(
+            response = await self._http.request(
                 method, path, content=content, params=params, headers=headers, timeout=timeout
             )
+            self._troubled = self._troubled and response.status_code in RETRYABLE_STATUSES
+            return response
+
+        def on_wait(trouble: str) -> None:
+            if not self._troubled:  # one line for all the calls that wait, not one each
+                log.warning("%s: %s; trying again for up to %.0f s", during, trouble, self.retry.give_up_after_s)
+            self._troubled = True
 
         try:
-            return await self.retry.answer(attempt, during)
+            return await self.retry.answer(attempt, on_wait)
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise ConnectionFailed(f"{during}: no answer from {self.base_url}: {reason}", during) from error
