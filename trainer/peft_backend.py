@@ -29,7 +29,7 @@ from trainer.backend import CorruptState, Loaded
 from trainer.batching import MicroBatch, assemble, plan, to_data
 from trainer.language_model import LanguageModel
 from trainer.logprobs import target_logprobs
-from trainer.losses import token_losses, trained_positions
+from trainer.losses import fills, token_losses, trained_positions
 from trainer.metrics import Report
 from trainer.tenants import Tenant
 
@@ -197,18 +197,18 @@ class PeftBackend:
     def _compute(self, session_id: SessionId, payload: Forward | ForwardBackward, *, train: bool) -> ForwardResult:
         """Run all micro-batches; with ``train`` leave the summed gradient in the masters' ``grad``."""
         outputs: list[TensorData | None] = [None] * len(payload.data)
-        report = Report()
+        report, config = Report(), payload.loss_fn_config
         with self._computing(session_id, train=train):
             for rows in plan([datum.length for datum in payload.data], self._micro_batch_tokens):
-                batch = assemble(payload.data, rows, self._device)
-                logprobs_P = self._logprobs(session_id, batch)
-                losses_P = token_losses(payload.loss_fn, logprobs_P, batch.inputs, payload.loss_fn_config)
-                _require_finite(losses_P, logprobs_P, batch)
+                batch = assemble(payload.data, rows, self._device, fills(payload.loss_fn, config))
+                logprobs_Q = self._logprobs(session_id, batch)
+                losses_Q = token_losses(payload.loss_fn, logprobs_Q, batch.inputs, config, batch.lengths)
+                _require_finite(losses_Q, logprobs_Q, batch)
                 if train:
-                    losses_P.sum().backward()  # pyright: ignore[reportUnknownMemberType]
-                trained_P = trained_positions(payload.loss_fn, batch.inputs)
-                report.add(losses_P, logprobs_P, batch.inputs.get("logprobs"), trained_P)
-                for row, values in zip(batch.rows, torch.split(logprobs_P.detach(), list(batch.lengths)), strict=True):
+                    losses_Q.sum().backward()  # pyright: ignore[reportUnknownMemberType]
+                trained_Q = trained_positions(payload.loss_fn, batch.inputs, config)
+                report.add(losses_Q, logprobs_Q, batch.inputs.get("logprobs"), trained_Q)
+                for row, values in zip(batch.rows, batch.split(logprobs_Q.detach()), strict=True):
                     outputs[row] = to_data(values)
         return ForwardResult(
             outputs=tuple({"logprobs": output} for output in outputs if output is not None), metrics=report.metrics()
@@ -220,9 +220,10 @@ class PeftBackend:
             yield
 
     def _logprobs(self, adapter: str | None, batch: MicroBatch) -> Tensor:
-        """Return the target log-probabilities ``[P]`` under ``adapter``, which must be active."""
+        """Return the log-probabilities of all targets ``[Q]`` under ``adapter``, which must be active."""
         hidden_PH = self.model.hidden(batch.tokens_BT)[batch.real_BT]
-        return target_logprobs(hidden_PH, batch.targets_P, self._bank.head(adapter))
+        logprobs = target_logprobs(hidden_PH, batch.targets, self._bank.head(adapter), batch.temperature_P)
+        return logprobs if batch.real_PK is None else logprobs[batch.real_PK]
 
     def _score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """Return the log-probability of every token but the first, under an adapter or (None) the base."""
@@ -235,8 +236,11 @@ class PeftBackend:
                     lengths=(len(sequence) - 1,),
                     tokens_BT=tokens[:, :-1],
                     real_BT=torch.ones_like(tokens[:, :-1], dtype=torch.bool),
-                    targets_P=tokens[0, 1:],
+                    targets=tokens[0, 1:],
+                    real_PK=None,
                     inputs={},
+                    temperature_P=None,
+                    shapes=((len(sequence) - 1,),),
                 )
                 scores.append(tuple(to_data(self._logprobs(adapter, batch)).values()))
         return tuple(scores)
@@ -277,17 +281,16 @@ class PeftBackend:
         )
 
 
-def _require_finite(losses_P: Tensor, logprobs_P: Tensor, batch: MicroBatch) -> None:
-    bad_P = ~(torch.isfinite(losses_P) & ~torch.isnan(logprobs_P))
-    if not bad_P.any():
+def _require_finite(losses_Q: Tensor, logprobs_Q: Tensor, batch: MicroBatch) -> None:
+    bad_Q = ~(torch.isfinite(losses_Q) & ~torch.isnan(logprobs_Q))
+    if not bad_Q.any():
         return
-    position = int(bad_P.nonzero()[0].item())
-    for datum, length in zip(batch.rows, batch.lengths, strict=True):
-        if position < length:
+    for datum, bad in zip(batch.rows, batch.split(bad_Q), strict=True):
+        if bad.any():
+            position = int(bad.nonzero()[0][0].item())
             raise Invalid(
                 f"the loss of data[{datum}] is not finite at position {position}",
                 code="non_finite_loss",
                 field=f"data[{datum}]",
                 details={"datum": datum, "position": position},
             )
-        position -= length

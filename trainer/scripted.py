@@ -117,15 +117,16 @@ class ScriptedBackend:
         outputs: list[dict[str, TensorData]] = []
         loss, trained = 0.0, 0
         for datum in payload.data:
-            targets = datum.loss_fn_inputs["target_tokens"].values()
+            targets = datum.loss_fn_inputs["target_tokens"]
+            previous = [int(token) for token in datum.model_input.values() for _ in range(targets.size // datum.length)]
             logprobs = [
-                decay * scripted_logprob(BASE_FINGERPRINT, int(previous), int(token))
-                for previous, token in zip(datum.model_input.values(), targets, strict=True)
+                decay * scripted_logprob(BASE_FINGERPRINT, before, int(token))
+                for before, token in zip(previous, targets.values(), strict=True)
             ]
             weights = _weights(datum, payload.loss_fn)
             loss -= sum(weight * logprob for weight, logprob in zip(weights, logprobs, strict=True))
             trained += sum(weight != 0 for weight in weights)
-            outputs.append({"logprobs": TensorData.floats(logprobs)})
+            outputs.append({"logprobs": TensorData.floats(logprobs, targets.shape)})
         tokens = sum(datum.length for datum in payload.data)
         return ForwardResult(
             outputs=tuple(outputs),

@@ -19,6 +19,8 @@ class LossFn(StrEnum):
     IMPORTANCE_SAMPLING = "importance_sampling"
     PPO = "ppo"
     CISPO = "cispo"
+    DRO = "dro"
+    GSPO = "gspo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

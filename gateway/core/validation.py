@@ -5,34 +5,20 @@ from collections.abc import Mapping, Sequence
 
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import Invalid
+from gateway.core.loss_inputs import (
+    CLIP_HIGH,
+    CLIP_LOW,
+    CLIPPED,
+    MAX_ALTERNATIVES,
+    OPTIONAL_INPUTS,
+    REQUIRED_INPUTS,
+    check_config,
+    clip_bounds,
+)
 from gateway.core.payloads import Forward, ForwardBackward, LossFn, OptimStep
 from gateway.core.tensors import Datum, DType, TensorData
 
 MAX_DATUMS = 1024
-
-_POLICY_INPUTS: Mapping[str, DType] = {
-    "target_tokens": DType.INT64,
-    "logprobs": DType.FLOAT32,
-    "advantages": DType.FLOAT32,
-}
-REQUIRED_INPUTS: Mapping[LossFn, Mapping[str, DType]] = {
-    LossFn.CROSS_ENTROPY: {"target_tokens": DType.INT64, "weights": DType.FLOAT32},
-    LossFn.IMPORTANCE_SAMPLING: _POLICY_INPUTS,
-    LossFn.PPO: _POLICY_INPUTS,
-    LossFn.CISPO: _POLICY_INPUTS,
-}
-OPTIONAL_INPUTS: Mapping[LossFn, Mapping[str, DType]] = {
-    LossFn.CROSS_ENTROPY: {},
-    LossFn.IMPORTANCE_SAMPLING: {"weights": DType.FLOAT32},
-    LossFn.PPO: {"weights": DType.FLOAT32},
-    LossFn.CISPO: {"weights": DType.FLOAT32},
-}
-CONFIG_KEYS: Mapping[LossFn, frozenset[str]] = {
-    LossFn.CROSS_ENTROPY: frozenset(),
-    LossFn.IMPORTANCE_SAMPLING: frozenset(),
-    LossFn.PPO: frozenset({"clip_low_threshold", "clip_high_threshold"}),
-    LossFn.CISPO: frozenset({"clip_low_threshold", "clip_high_threshold"}),
-}
 
 
 def check_forward(payload: Forward | ForwardBackward, model: BaseModel) -> None:
@@ -48,9 +34,9 @@ def check_forward(payload: Forward | ForwardBackward, model: BaseModel) -> None:
             field="data",
             details={"limit": MAX_DATUMS, "got": len(payload.data)},
         )
-    _check_config(payload.loss_fn, payload.loss_fn_config)
+    check_config(payload.loss_fn, payload.loss_fn_config)
     for index, datum in enumerate(payload.data):
-        _check_datum(datum, index, payload.loss_fn, model)
+        _check_datum(datum, index, payload.loss_fn, payload.loss_fn_config, model)
 
 
 def check_optim_step(step: OptimStep) -> None:
@@ -78,17 +64,7 @@ def check_tokens(tokens: Sequence[int], model: BaseModel, *, field: str) -> None
         raise _out_of_vocabulary(f"{field}[{position}]", tokens[position], model, {"position": position})
 
 
-def _check_config(loss_fn: LossFn, config: Mapping[str, float]) -> None:
-    for key, value in config.items():
-        field = f"loss_fn_config.{key}"
-        if key not in CONFIG_KEYS[loss_fn]:
-            known = ", ".join(sorted(CONFIG_KEYS[loss_fn])) or "none"
-            raise Invalid(f"{loss_fn} has no setting {key[:80]!r}; known: {known}", code="unknown_setting", field=field)
-        if not math.isfinite(value) or value < 0:
-            raise Invalid(f"{field} must be finite and not negative, got {value}", field=field)
-
-
-def _check_datum(datum: Datum, index: int, loss_fn: LossFn, model: BaseModel) -> None:
+def _check_datum(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float], model: BaseModel) -> None:
     where = f"data[{index}]"
     details = {"datum": index}
     if not 1 <= datum.length <= model.context_length:
@@ -99,50 +75,123 @@ def _check_datum(datum: Datum, index: int, loss_fn: LossFn, model: BaseModel) ->
             details={**details, "limit": model.context_length, "got": datum.length},
         )
     _check_ids(datum.model_input, f"{where}.model_input", model, index)
-    required, optional = REQUIRED_INPUTS[loss_fn], OPTIONAL_INPUTS[loss_fn]
-    for name in required:
-        if name not in datum.loss_fn_inputs:
-            raise Invalid(
-                f"{where}: {loss_fn} needs loss_fn_inputs.{name}",
-                code="missing_loss_input",
-                field=f"{where}.loss_fn_inputs.{name}",
-                details=details,
-            )
+    _check_names(datum, index, loss_fn, config)
     for name, tensor in datum.loss_fn_inputs.items():
         field = f"{where}.loss_fn_inputs.{name}"
-        dtype = required.get(name) or optional.get(name)
-        if dtype is None:
-            raise Invalid(
-                f"{loss_fn} has no input {name[:80]!r}; known: {', '.join([*required, *optional])}",
-                code="unknown_loss_input",
-                field=field,
-                details=details,
-            )
+        dtype = REQUIRED_INPUTS[loss_fn].get(name) or OPTIONAL_INPUTS[loss_fn][name]
         if tensor.dtype is not dtype:
             raise Invalid(f"{field} must be {dtype}, got {tensor.dtype}", field=field, details=details)
-        if tensor.shape != (datum.length,):
-            raise Invalid(
-                f"{field} must have shape [{datum.length}] like model_input, got {list(tensor.shape)}",
-                code="length_mismatch",
-                field=field,
-                details={**details, "limit": datum.length, "got": tensor.size},
-            )
+        _check_shape(datum, name, index, loss_fn)
         if (position := tensor.first_non_finite()) is not None:
-            raise Invalid(
-                f"{field}[{position}] is not finite",
-                code="non_finite",
-                field=f"{field}[{position}]",
-                details={**details, "position": position},
-            )
+            raise _bad_value(field, tensor, position, "is not finite", "non_finite", index)
     _check_ids(datum.loss_fn_inputs["target_tokens"], f"{where}.loss_fn_inputs.target_tokens", model, index)
+    _check_values(datum, index, loss_fn, config)
+
+
+def _check_names(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float]) -> None:
+    """Check that the datum has every input its loss needs, and no other than it knows."""
+    where, given = f"data[{index}].loss_fn_inputs", datum.loss_fn_inputs
+    needed = list(REQUIRED_INPUTS[loss_fn])
+    if config.get("kl_coef", 0.0) > 0:
+        needed.append("ref_log_prob")
+    for name in needed:
+        if name not in given:
+            raise Invalid(
+                f"data[{index}]: {loss_fn} needs loss_fn_inputs.{name}",
+                code="missing_loss_input",
+                field=f"{where}.{name}",
+                details={"datum": index},
+            )
+    known = [*REQUIRED_INPUTS[loss_fn], *OPTIONAL_INPUTS[loss_fn]]
+    for name in given:
+        if name not in known:
+            raise Invalid(
+                f"{loss_fn} has no input {name[:80]!r}; known: {', '.join(known)}",
+                code="unknown_loss_input",
+                field=f"{where}.{name}",
+                details={"datum": index},
+            )
+    if loss_fn in CLIPPED:
+        for name, bound in zip((CLIP_LOW, CLIP_HIGH), clip_bounds(loss_fn, config), strict=True):
+            if bound is None and name not in given:
+                raise Invalid(
+                    f"{loss_fn} has no published default for {name}: give loss_fn_config.{name}, or an input of that "
+                    f"name in every datum; data[{index}] has none",
+                    code="missing_setting",
+                    field=f"loss_fn_config.{name}",
+                    details={"datum": index},
+                )
+
+
+def _check_shape(datum: Datum, name: str, index: int, loss_fn: LossFn) -> None:
+    shape, length = datum.loss_fn_inputs[name].shape, datum.length
+    field = f"data[{index}].loss_fn_inputs.{name}"
+    if shape == (length,) or (name == "temperature" and shape == (1,)):
+        wanted = None
+    elif loss_fn is LossFn.CROSS_ENTROPY and name == "target_tokens":
+        fits = len(shape) == 2 and shape[0] == length and 1 <= shape[1] <= MAX_ALTERNATIVES
+        wanted = None if fits else f"[{length}] like model_input, or [{length}, K] with K from 1 to {MAX_ALTERNATIVES}"
+    else:
+        wanted = f"[{length}] like model_input" + (" or [1]" if name == "temperature" else "")
+    if loss_fn is LossFn.CROSS_ENTROPY and name == "weights":
+        targets = datum.loss_fn_inputs["target_tokens"].shape
+        wanted = None if shape == targets else f"{list(targets)} like target_tokens"
+    if wanted is not None:
+        raise Invalid(
+            f"{field} must have shape {wanted}, got {list(shape)}",
+            code="length_mismatch",
+            field=field,
+            details={"datum": index, "limit": length, "got": datum.loss_fn_inputs[name].size},
+        )
+
+
+def _check_values(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float]) -> None:
+    """Check the ranges of temperatures and clip bounds, and that gspo has a sequence to take its ratio over."""
+    where, given = f"data[{index}].loss_fn_inputs", datum.loss_fn_inputs
+    temperatures = given.get("temperature")
+    if temperatures is not None and min(temperatures.values()) <= 0:
+        position = next(at for at, value in enumerate(temperatures.values()) if value <= 0)
+        raise _bad_value(f"{where}.temperature", temperatures, position, "must be above 0", "bad_value", index)
+    low, high = clip_bounds(loss_fn, config)
+    if CLIP_LOW in given or CLIP_HIGH in given:
+        lows = given[CLIP_LOW].values() if CLIP_LOW in given else [low or 0.0] * datum.length
+        highs = given[CLIP_HIGH].values() if CLIP_HIGH in given else [high or 0.0] * datum.length
+        for position, (least, most) in enumerate(zip(lows, highs, strict=True)):
+            if not 0 <= least <= most:
+                name = CLIP_LOW if CLIP_LOW in given else CLIP_HIGH
+                wrong = f"must keep 0 <= {CLIP_LOW} <= {CLIP_HIGH}, got {least:g} and {most:g}"
+                raise _bad_value(f"{where}.{name}", given[name], position, wrong, "bad_value", index)
+    if loss_fn is LossFn.GSPO and any(given["advantages"].values()) and not any(given["sequence_ratio_mask"].values()):
+        raise Invalid(
+            f"{where}.sequence_ratio_mask is 0 everywhere: the ratio of the sequence has no position to be taken over",
+            code="empty_sequence_mask",
+            field=f"{where}.sequence_ratio_mask",
+            details={"datum": index},
+        )
+
+
+def _bad_value(field: str, tensor: TensorData, position: int, what: str, code: str, index: int) -> Invalid:
+    """Return the refusal of the element at a flat ``position``; its place is named in the tensor's own dimensions."""
+    indices = _unravel(position, tensor.shape)
+    field += "".join(f"[{at}]" for at in indices)
+    return Invalid(f"{field} {what}", code=code, field=field, details={"datum": index, "position": indices[0]})
+
+
+def _unravel(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    indices: list[int] = []
+    for extent in reversed(shape):
+        position, index = divmod(position, extent)
+        indices.insert(0, index)
+    return tuple(indices)
 
 
 def _check_ids(tensor: TensorData, field: str, model: BaseModel, index: int) -> None:
     if tensor.dtype is not DType.INT64:
         raise Invalid(f"{field} must be int64, got {tensor.dtype}", field=field, details={"datum": index})
     if (position := tensor.first_outside(0, model.vocab_size)) is not None:
-        token = int(tensor.values()[position])
-        raise _out_of_vocabulary(f"{field}[{position}]", token, model, {"datum": index, "position": position})
+        token, indices = int(tensor.values()[position]), _unravel(position, tensor.shape)
+        place = "".join(f"[{at}]" for at in indices)
+        raise _out_of_vocabulary(f"{field}{place}", token, model, {"datum": index, "position": indices[0]})
 
 
 def _out_of_vocabulary(field: str, token: int, model: BaseModel, details: Mapping[str, int]) -> Invalid:

@@ -64,8 +64,8 @@ def policy_batch(seed: int, lengths: Sequence[int] = (24, 9, 17, 24)) -> tuple[D
     return tuple(policy_datum(rng, length) for length in lengths)
 
 
-def forward(data: tuple[Datum, ...], loss_fn: LossFn = LossFn.CROSS_ENTROPY) -> Forward:
-    return Forward(data=data, loss_fn=loss_fn, loss_fn_config={})
+def forward(data: tuple[Datum, ...], loss_fn: LossFn = LossFn.CROSS_ENTROPY, **config: float) -> Forward:
+    return Forward(data=data, loss_fn=loss_fn, loss_fn_config=config)
 
 
 def forward_backward(

@@ -15,9 +15,10 @@ from gateway.core.ids import SessionId
 from gateway.core.payloads import ForwardBackward, LossFn, OptimStep
 from gateway.core.results import ForwardResult
 from gateway.core.tensors import Datum, TensorData
-from tests.trainer.builders import A, B, batch, forward, forward_backward, lora, policy_batch, tiny_base
+from tests.trainer.builders import VOCAB, A, B, batch, forward, forward_backward, lora, policy_batch, tiny_base
 from tests.trainer.conftest import make_backend
 from tests.trainer.states import gradients, state_of, weights
+from trainer.batching import to_tensor
 from trainer.peft_backend import PeftBackend
 
 STEP = OptimStep(learning_rate=1e-2)
@@ -32,17 +33,128 @@ def test_forward_returns_the_bits_of_forward_backward_and_touches_no_gradient(
     backend: PeftBackend, loss_fn: LossFn
 ) -> None:
     data = batch(1) if loss_fn is LossFn.CROSS_ENTROPY else policy_batch(1)
+    config = {"temperature": 0.7}
+    if loss_fn is LossFn.GSPO:
+        data = masked(data)
+        config |= {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
     backend.open(A, lora(unembed=True))
     trained(backend, A)
     before = state_of(backend, A)
 
-    plain = backend.forward(A, forward(data, loss_fn))
+    plain = backend.forward(A, forward(data, loss_fn, **config))
     unchanged = state_of(backend, A)
-    with_gradient = backend.forward_backward(A, forward_backward(data, loss_fn))
+    with_gradient = backend.forward_backward(A, forward_backward(data, loss_fn, **config))
 
     assert plain == with_gradient
     assert unchanged == before
     assert [output["logprobs"].shape for output in plain.outputs] == [(24,), (9,), (17,), (24,)]
+
+
+def masked(data: tuple[Datum, ...]) -> tuple[Datum, ...]:
+    """Add gspo's mask: the positions with an advantage."""
+    return tuple(with_input(d, "sequence_ratio_mask", [float(a != 0) for a in given(d, "advantages")]) for d in data)
+
+
+def given(datum: Datum, name: str) -> list[float]:
+    return [float(value) for value in datum.loss_fn_inputs[name].values()]
+
+
+def with_input(datum: Datum, name: str, values: list[float]) -> Datum:
+    return replace(datum, loss_fn_inputs={**datum.loss_fn_inputs, name: TensorData.floats(values)})
+
+
+def alternatives(seed: int, lengths: tuple[int, ...], k: int) -> tuple[Datum, ...]:
+    """Datums with k targets and weights per position, some of the weights zero."""
+    rng = random.Random(seed)
+    return tuple(
+        replace(
+            datum,
+            loss_fn_inputs={
+                "target_tokens": TensorData.ints(
+                    [rng.randrange(VOCAB) for _ in range(datum.length * k)], (datum.length, k)
+                ),
+                "weights": TensorData.floats(
+                    [rng.choice([0.0, rng.uniform(-1, 1)]) for _ in range(datum.length * k)], (datum.length, k)
+                ),
+            },
+        )
+        for datum in batch(seed, lengths)
+    )
+
+
+def test_alternatives_and_temperatures_give_value_and_gradient_of_plain_peft(
+    backend: PeftBackend, base: BaseModel
+) -> None:
+    """Against transformers with its full logits, LoRA applied by hand to the weights, in float32."""
+    backend.open(A, lora(mlp=False))
+    trained(backend, A)
+    data = (*alternatives(2, (9, 14), 5), *batch(3, (11,)))
+    rng = random.Random(4)
+    data = (data[0], with_input(data[1], "temperature", [rng.uniform(0.5, 2) for _ in range(14)]), data[2])
+
+    result = backend.forward_backward(A, forward_backward(data, temperature=1.3))
+
+    masters = {name: m.detach().clone().requires_grad_() for name, m in backend.state(A).weights.items()}
+    total = torch.zeros(())
+    for datum, output in zip(data, result.outputs, strict=True):
+        logits = plain_logits(base, masters, 8.0 / 4, list(datum.model_input.values()))
+        temperature = torch.tensor(given(datum, "temperature") if "temperature" in datum.loss_fn_inputs else [1.3])
+        targets = to_tensor(datum.loss_fn_inputs["target_tokens"]).reshape(datum.length, -1)
+        expected = (logits / temperature[:, None]).log_softmax(-1).gather(1, targets)
+        weight = to_tensor(datum.loss_fn_inputs["weights"]).reshape(datum.length, -1)
+        total = total - (weight * expected).sum()
+        assert output["logprobs"].shape == datum.loss_fn_inputs["target_tokens"].shape
+        found = to_tensor(output["logprobs"]).reshape(datum.length, -1)
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=2e-5)
+    assert result.metrics["loss:sum"] == pytest.approx(float(total.detach()), rel=1e-5)
+    theirs = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(masters.values()))])
+    assert float((gradients(backend, A) - theirs).norm() / theirs.norm()) < 1e-5
+
+
+def plain_logits(base: BaseModel, masters: dict[str, torch.Tensor], scale: float, tokens: list[int]) -> torch.Tensor:
+    """Return transformers' logits of a model whose weights carry the adapter, differentiable in ``masters``."""
+    from torch.func import functional_call
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32).eval().requires_grad_(False)
+    changed = {
+        f"{path}.weight": model.get_submodule(path).weight
+        + scale * masters[f"{path}.lora_B"] @ masters[f"{path}.lora_A"]
+        for path in {name.rpartition(".")[0] for name in masters}
+    }
+    return functional_call(model, changed, (torch.tensor([tokens]),), {"use_cache": False}, tie_weights=False).logits[0]
+
+
+def test_an_operation_mixing_datums_with_and_without_alternatives_splits_like_any_other(backend: PeftBackend) -> None:
+    data = (*alternatives(2, (9, 14), 3), *batch(3, (11, 9)), *alternatives(5, (10,), 1))
+    whole, parts = SessionId("sess-whole"), SessionId("sess-parts")
+    for session in (whole, parts):
+        backend.open(session, lora(unembed=True))
+        trained(backend, session)
+
+    together = backend.forward_backward(whole, forward_backward(data))
+    alone = [backend.forward_backward(parts, forward_backward((datum,))) for datum in data]
+
+    assert [output["logprobs"].shape for output in together.outputs] == [(9, 3), (14, 3), (11,), (9,), (10, 1)]
+    for ours, theirs in zip(together.outputs, alone, strict=True):
+        torch.testing.assert_close(
+            to_tensor(ours["logprobs"]), to_tensor(theirs.outputs[0]["logprobs"]), rtol=1e-5, atol=1e-5
+        )
+    expected, found = gradients(backend, whole), gradients(backend, parts)
+    assert float((expected - found).norm() / expected.norm()) < 1e-5
+
+
+def test_the_sequence_ratio_is_that_of_each_datum_whatever_the_micro_batch(base: BaseModel) -> None:
+    data = masked(policy_batch(6))
+    clip = {"clip_low_threshold": 0.2, "clip_high_threshold": 3.0}
+    found: list[torch.Tensor] = []
+    for tokens in (1, 4096):
+        backend = make_backend(base, micro_batch_tokens=tokens)
+        backend.open(A, lora())
+        backend.forward_backward(A, forward_backward(data, LossFn.GSPO, **clip))
+        found.append(gradients(backend, A))
+
+    assert float((found[0] - found[1]).norm() / found[0].norm()) < 1e-5
 
 
 def test_logprobs_are_those_of_plain_transformers(backend: PeftBackend, base: BaseModel) -> None:

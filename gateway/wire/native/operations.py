@@ -14,6 +14,7 @@ from gateway.core.payloads import (
     Forward,
     ForwardBackward,
     LoadState,
+    LossFn,
     OperationKind,
     OptimStep,
     Payload,
@@ -83,7 +84,7 @@ _BATCH_BODY = {
                         },
                         "loss_fn": {
                             "type": "string",
-                            "enum": ["cross_entropy", "importance_sampling", "ppo", "cispo"],
+                            "enum": [loss_fn.value for loss_fn in LossFn],
                             "default": "cross_entropy",
                         },
                         "loss_fn_config": {"type": "object", "additionalProperties": {"type": "number"}},

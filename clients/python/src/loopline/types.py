@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 DType = Literal["float32", "int64"]
-LossFn = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
+LossFn = Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"]
 
 INT_INPUTS = frozenset({"target_tokens"})  # every other loss input is float32
 
@@ -184,8 +184,9 @@ class ModelInput(_Frozen):
 class Datum(_Frozen):
     """One training sequence: ``model_input`` (N tokens) and its per-position loss inputs, each of shape ``[N]``.
 
-    Plain lists, numpy arrays and torch tensors become TensorData with the dtype their name calls for: int64 for
-    ``target_tokens``, float32 for ``weights``, ``logprobs`` and ``advantages``. A TensorData is sent as it is.
+    ``target_tokens`` and ``weights`` of cross_entropy may be ``[N, K]``, ``temperature`` one number. Plain lists, numpy
+    arrays and torch tensors become TensorData with the dtype their name calls for: int64 for ``target_tokens``, float32
+    for every other input. A TensorData is sent as it is.
     """
 
     model_input: ModelInput
