@@ -22,7 +22,9 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 def redact(text: str) -> str:
     """Return ``text`` without secrets and with control characters escaped."""
     text = _BEARER.sub(r"\1[redacted]", _KEY.sub(r"\1...", text))
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text)
+    return _CONTROL.sub(
+        lambda match: f"\\x{ord(match[0]):02x}" if ord(match[0]) < 256 else f"\\u{ord(match[0]):04x}", text
+    )
 
 
 def configure(stream: TextIO | None = None, level: int = logging.INFO) -> None:
