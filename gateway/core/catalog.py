@@ -21,6 +21,9 @@ from typing import Any
 from gateway.core.errors import NotFound
 
 
+ENGINE_DTYPES = ("bfloat16", "float16", "float32")  # those the canary has tolerances for
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:
     """One base model. ``context_length`` counts prompt plus generated tokens; ``dtype`` is the engine's."""
@@ -98,6 +101,8 @@ def _base_model(name: str, table: Any) -> BaseModel:
             raise CatalogError(f"{where}.{field} must be {kind.__name__}")
     if not all(isinstance(url, str) for url in entries["engines"]):
         raise CatalogError(f"{where}.engines must be a list of URLs")
+    if entries["dtype"] not in ENGINE_DTYPES:
+        raise CatalogError(f"{where}.dtype must be one of {', '.join(ENGINE_DTYPES)}, got {entries['dtype'][:40]!r}")
     return BaseModel(
         name=name,
         path=Path(entries["path"]),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.canary import Canary
-from gateway.core.catalog import CatalogError, parse_catalog
+from gateway.core.canary import TOLERANCES, Canary
+from gateway.core.catalog import ENGINE_DTYPES, CatalogError, parse_catalog
 from gateway.core.errors import NotFound
 from gateway.core.manifest import FileEntry, Manifest, parse_manifest
 from gateway.core.versions import parse_address
@@ -30,6 +30,10 @@ def test_a_catalogue_lists_its_models() -> None:
     assert catalog.get("tiny").engines == ("http://127.0.0.1:8101",)
 
 
+def test_the_canary_has_a_tolerance_for_every_dtype_of_a_catalogue() -> None:
+    assert set(TOLERANCES) == set(ENGINE_DTYPES)
+
+
 def test_an_unknown_model_names_those_there_are() -> None:
     with pytest.raises(NotFound, match="available: tiny") as refused:
         parse_catalog(TABLE).get("huge")
@@ -47,6 +51,7 @@ def test_an_unknown_model_names_those_there_are() -> None:
         (TABLE.replace("512", "true"), "models.tiny.vocab_size must be int"),
         (TABLE.replace('["http://127.0.0.1:8101"]', "[1]"), "engines must be a list of URLs"),
         ("[models]\ntiny = 3", "models.tiny must be a table"),
+        (TABLE.replace("float32", "auto"), "models.tiny.dtype must be one of bfloat16, float16, float32, got 'auto'"),
     ],
 )
 def test_a_wrong_catalogue_says_where(text: str, says: str) -> None:
