@@ -20,7 +20,6 @@ from typing import Any
 
 from gateway.core.errors import NotFound
 
-
 ENGINE_DTYPES = ("bfloat16", "float16", "float32")  # those the canary has tolerances for
 
 
