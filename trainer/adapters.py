@@ -69,8 +69,14 @@ class AdapterBank:
     def attach(self, name: str, lora: LoraConfig, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Add an adapter: fresh from the config's seed, or with the values of ``tensors``."""
         targets = self.targets(lora)
-        alpha: Any = lora.alpha  # PEFT only divides it by the rank
-        config = PeftLoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights=False)
+        alpha: Any = lora.alpha  # PEFT only divides it
+        config = PeftLoraConfig(
+            r=lora.rank,
+            lora_alpha=alpha,
+            use_rslora=lora.use_rslora,
+            target_modules=list(targets),
+            init_lora_weights=False,
+        )
         with warnings.catch_warnings():
             # Tied embeddings: only the head's own LoRA tensors are ever saved, and the base is never merged in place.
             warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
@@ -88,7 +94,7 @@ class AdapterBank:
                 value = values[f"{path}.{side}"].to(linear.weight.device, torch.float32, copy=True)
                 linear.weight = parameters[f"{path}.{side}"] = nn.Parameter(value.contiguous())
         self._tensors[name] = parameters
-        self._scales[name] = lora.alpha / lora.rank
+        self._scales[name] = lora.scale
 
     def detach(self, name: str) -> None:
         """Remove an adapter and free its tensors."""

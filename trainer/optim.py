@@ -41,7 +41,14 @@ def global_norm(gradients: Sequence[Tensor]) -> float:
 
 
 @torch.no_grad()
-def step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], moments: Moments, hyper: OptimStep) -> float:
+def step(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    moments: Moments,
+    hyper: OptimStep,
+    *,
+    is_b: Sequence[bool] = (),
+) -> float:
     """Take one step in place and return the gradient norm before clipping.
 
     Clipping scales all gradients (in place) by ``grad_clip_norm / norm`` when the norm is above it; 0 clips nothing.
@@ -52,6 +59,9 @@ def step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], moments: Mom
         w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 
     A norm that is not finite is returned and nothing else happens.
+
+    Args:
+        is_b: which parameters are LoRA B matrices: their ``lr``, decay included, is times ``lora_plus_lr_ratio``.
     """
     norm = global_norm(gradients)
     if not math.isfinite(norm):
@@ -59,22 +69,42 @@ def step(parameters: Sequence[Tensor], gradients: Sequence[Tensor], moments: Mom
     if 0 < hyper.grad_clip_norm < norm:
         for gradient in gradients:
             gradient.mul_(hyper.grad_clip_norm / norm)
+    if hyper.lora_plus_lr_ratio == 1.0:
+        _adamw(range(len(parameters)), parameters, gradients, moments, hyper, hyper.learning_rate)
+    else:
+        fast = hyper.learning_rate * hyper.lora_plus_lr_ratio
+        for rate, side in ((hyper.learning_rate, False), (fast, True)):
+            chosen = [index for index, b in enumerate(is_b) if b is side]
+            _adamw(chosen, parameters, gradients, moments, hyper, rate)
+    moments.step += 1
+    return norm
+
+
+def _adamw(
+    chosen: Sequence[int],
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    moments: Moments,
+    hyper: OptimStep,
+    learning_rate: float,
+) -> None:
+    """Step the ``chosen`` parameters in one fused call."""
+    if not chosen:
+        return
     taken = torch.tensor(float(moments.step), device=parameters[0].device)
     adamw(
-        list(parameters),
-        list(gradients),
-        moments.first,
-        moments.second,
+        [parameters[index] for index in chosen],
+        [gradients[index] for index in chosen],
+        [moments.first[index] for index in chosen],
+        [moments.second[index] for index in chosen],
         [],
-        [taken.clone() for _ in parameters],
+        [taken.clone() for _ in chosen],
         fused=True,
         amsgrad=False,
         beta1=hyper.beta1,
         beta2=hyper.beta2,
-        lr=hyper.learning_rate,
+        lr=learning_rate,
         weight_decay=hyper.weight_decay,
         eps=hyper.eps,
         maximize=False,
     )
-    moments.step += 1
-    return norm

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,9 @@ class PeftBackend:
                 code="empty_window",
             )
         window, tenant.window = tenant.window, None
-        norm = optim.step(self._masters(session_id), window, tenant.moments, payload)
+        masters = self._bank.tensors(session_id)
+        is_b = [name.endswith(".lora_B") for name in masters]
+        norm = optim.step(list(masters.values()), window, tenant.moments, payload, is_b=is_b)
         if not math.isfinite(norm):
             raise Invalid(
                 "the accumulated gradient is not finite; it was thrown away and no step was taken",
@@ -159,6 +161,14 @@ class PeftBackend:
 
     def load_state(self, session_id: SessionId, directory: Path, *, optimizer: bool) -> Loaded:
         tenant = self._tenants[session_id]
+        saved = snapshots.read_lora(directory)
+        if replace(saved, seed=tenant.lora.seed) != tenant.lora:
+            raise Invalid(
+                f"the state is of an adapter with other settings ({_layout(saved)}) than this session's "
+                f"({_layout(tenant.lora)})",
+                code="incompatible_state",
+                field="version",
+            )
         state = snapshots.read(directory, self._shapes(tenant.lora))
         with torch.no_grad():
             for name, master in self._bank.tensors(session_id).items():
@@ -174,8 +184,9 @@ class PeftBackend:
         adapter = stage.export(self._bank.tensors(session_id), tenant.lora, DTYPES[self._base.dtype])
         stage.write_adapter(directory, adapter, self._base.name)
         stage.validate(directory, self._bank.targets(tenant.lora), tenant.lora.rank)
+        exported = replace(tenant.lora, alpha=float(adapter.alpha), use_rslora=False)
         tokens = tenant.recent or canary_tokens.fixed(self._base.vocab_size, self._base.context_length)
-        self._bank.attach(_CANARY_ADAPTER, replace(tenant.lora, alpha=float(adapter.alpha)), adapter.tensors)
+        self._bank.attach(_CANARY_ADAPTER, exported, adapter.tensors)
         try:
             logprobs = self._score(_CANARY_ADAPTER, tokens)
         finally:
@@ -188,7 +199,7 @@ class PeftBackend:
             self._base.path,
             directory,
             self._bank.tensors(session_id),
-            tenant.lora.alpha / tenant.lora.rank,
+            tenant.lora.scale,
             head_path=self.model.head_path,
             embedding_path=self.model.embedding_path,
             tied=self.model.tied,
@@ -279,6 +290,10 @@ class PeftBackend:
             second=[tensor.to(self._device) for tensor in moments.second],
             step=moments.step,
         )
+
+
+def _layout(lora: LoraConfig) -> str:
+    return ", ".join(f"{name} {value}" for name, value in asdict(lora).items() if name != "seed")
 
 
 def _require_finite(losses_Q: Tensor, logprobs_Q: Tensor, batch: MicroBatch) -> None:

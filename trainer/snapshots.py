@@ -61,6 +61,19 @@ def write(directory: Path, state: State) -> None:
     (directory / RECORD_NAME).write_text(json.dumps(record, sort_keys=True, indent=1))
 
 
+def read_lora(directory: Path) -> LoraConfig:
+    """Return the config of the session that wrote this state.
+
+    Raises:
+        CorruptState: the record is missing or unreadable.
+    """
+    try:
+        record: dict[str, Any] = json.loads((directory / RECORD_NAME).read_bytes())
+        return LoraConfig(**record["lora"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptState(f"session state cannot be read: {error}") from error
+
+
 def read(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> State:
     """Read what ``write`` wrote for an adapter with tensors of ``shapes``.
 

@@ -2,6 +2,7 @@
 
 Engines multiply by ``lora_alpha / r`` in their own dtype. A scale that is a power of two is exact there and stays in
 the config; any other is multiplied into B in float32 here, before the one cast, and the config says ``lora_alpha = r``.
+rsLoRA is an ordinary scale here: the config never asks for it.
 """
 
 import json
@@ -41,15 +42,15 @@ class ExportedAdapter:
 
 def export(masters: Mapping[str, Tensor], lora: LoraConfig, dtype: torch.dtype) -> ExportedAdapter:
     """Cast float32 masters to ``dtype``, once, folding the scale into B when engines could not apply it exactly."""
-    scale = lora.alpha / lora.rank
-    exact = math.frexp(scale)[0] == 0.5 and lora.alpha == int(lora.alpha)
+    scale = lora.scale
+    exact = math.frexp(scale)[0] == 0.5 and (scale * lora.rank).is_integer()
     tensors: dict[str, Tensor] = {}
     for name, master in masters.items():
         value = master.detach()
         if name.endswith(".lora_B") and not exact:
             value = value * scale
         tensors[name] = value.to("cpu", dtype, copy=True).contiguous()
-    return ExportedAdapter(rank=lora.rank, alpha=int(lora.alpha) if exact else lora.rank, tensors=tensors)
+    return ExportedAdapter(rank=lora.rank, alpha=int(scale * lora.rank) if exact else lora.rank, tensors=tensors)
 
 
 def write_adapter(directory: Path, adapter: ExportedAdapter, base_model: str) -> None:

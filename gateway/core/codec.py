@@ -113,6 +113,8 @@ def encode_payload(payload: Payload) -> bytes:
         case OptimStep():
             for name in _ADAM_FIELDS:
                 header[name] = _canonical(getattr(payload, name))
+            if payload.lora_plus_lr_ratio != 1.0:  # left out at its default: records from before it have equal digests
+                header["lora_plus_lr_ratio"] = _canonical(payload.lora_plus_lr_ratio)
         case SaveWeights():
             header.update(
                 group=payload.group,
@@ -155,7 +157,8 @@ def _payload(reader: _Reader) -> Payload:
         case "forward_backward":
             return ForwardBackward(**_forward_fields(reader))
         case "optim_step":
-            return OptimStep(**{name: header[name] for name in _ADAM_FIELDS})
+            ratio = header.get("lora_plus_lr_ratio", 1.0)
+            return OptimStep(**{name: header[name] for name in _ADAM_FIELDS}, lora_plus_lr_ratio=ratio)
         case "save_weights":
             return SaveWeights(
                 group=header["group"],

@@ -45,7 +45,8 @@ class ForwardBackward:
 class OptimStep:
     """One AdamW step on the accumulated gradient, which it clears.
 
-    ``weight_decay`` is decoupled; ``grad_clip_norm`` is a global norm, 0 means no clipping.
+    ``weight_decay`` is decoupled; ``grad_clip_norm`` is a global norm, 0 means no clipping. The learning rate of the B
+    matrices is ``learning_rate * lora_plus_lr_ratio`` (LoRA+).
     """
 
     learning_rate: float = 1e-4
@@ -54,6 +55,7 @@ class OptimStep:
     eps: float = 1e-12
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
+    lora_plus_lr_ratio: float = 1.0
 
 
 class Publish(StrEnum):

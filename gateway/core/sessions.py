@@ -4,6 +4,7 @@ Invariants: ``applied_seq`` only grows; a session's operations run in one order,
 that is not running accepts no operation.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -44,7 +45,10 @@ class OrderRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Which layers train, and how. ``seed`` fixes the initial A matrices; alpha/rank is the scale."""
+    """Which layers train, and how. ``seed`` fixes the initial A matrices.
+
+    The adapter's product B A is scaled by alpha / rank, with ``use_rslora`` by alpha / sqrt(rank).
+    """
 
     rank: int
     alpha: float
@@ -52,6 +56,11 @@ class LoraConfig:
     train_mlp: bool
     train_unembed: bool
     seed: int
+    use_rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= MAX_RANK:

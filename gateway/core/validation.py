@@ -51,6 +51,11 @@ def check_optim_step(step: OptimStep) -> None:
     _in_range("eps", step.eps, 0.0, math.inf)
     _in_range("weight_decay", step.weight_decay, 0.0, math.inf)
     _in_range("grad_clip_norm", step.grad_clip_norm, 0.0, math.inf)
+    if not (math.isfinite(step.lora_plus_lr_ratio) and step.lora_plus_lr_ratio > 0):
+        raise Invalid(
+            f"lora_plus_lr_ratio must be a finite number above 0, got {step.lora_plus_lr_ratio}",
+            field="lora_plus_lr_ratio",
+        )
 
 
 def check_tokens(tokens: Sequence[int], model: BaseModel, *, field: str) -> None:

@@ -15,6 +15,7 @@ def lora_columns(lora: LoraConfig) -> dict[str, Any]:
         "lora_train_mlp": lora.train_mlp,
         "lora_train_unembed": lora.train_unembed,
         "lora_seed": lora.seed,
+        "lora_use_rslora": lora.use_rslora,
     }
 
 
@@ -26,4 +27,5 @@ def lora_of(row: RowMapping) -> LoraConfig:
         train_mlp=row["lora_train_mlp"],
         train_unembed=row["lora_train_unembed"],
         seed=row["lora_seed"],
+        use_rslora=bool(row["lora_use_rslora"]),  # null in rows from before there was a choice
     )

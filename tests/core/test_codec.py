@@ -1,6 +1,7 @@
 """The codec: everything comes back equal, equal values are equal bytes, other bytes are refused."""
 
 import math
+import struct
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,7 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
         eps=numbers,
         weight_decay=numbers,
         grad_clip_norm=numbers,
+        lora_plus_lr_ratio=numbers,
     ),
     st.builds(SaveWeights, group=names, merge=st.booleans(), publish=st.sampled_from(Publish), description=names),
     st.builds(SaveState, group=names, description=names),
@@ -119,6 +121,18 @@ def test_a_forward_and_a_forward_backward_of_the_same_data_differ() -> None:
 
 def test_a_whole_number_and_its_float_are_one_payload() -> None:
     assert encode_payload(OptimStep(learning_rate=1)) == encode_payload(OptimStep(learning_rate=1.0))
+
+
+def test_a_step_from_before_the_lora_plus_ratio_reads_as_a_ratio_of_one_and_keeps_its_digest() -> None:
+    header = (
+        b'{"beta1":0.9,"beta2":0.95,"eps":1e-12,"grad_clip_norm":0.0,"kind":"optim_step","learning_rate":0.0001,'
+        b'"weight_decay":0.0}'
+    )
+    record = b"LPC1" + struct.pack("<I", len(header)) + header
+
+    assert decode_payload(record) == OptimStep(lora_plus_lr_ratio=1.0)
+    assert encode_payload(OptimStep()) == record
+    assert encode_payload(OptimStep(lora_plus_lr_ratio=16.0)) != record
 
 
 def test_the_digest_is_the_sha256_of_the_record() -> None:

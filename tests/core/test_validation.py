@@ -215,6 +215,8 @@ def test_what_is_right_passes(payload: Payload) -> None:
         (OptimStep(eps=-1.0), "eps", "invalid_request"),
         (OptimStep(weight_decay=-0.1), "weight_decay", "invalid_request"),
         (OptimStep(grad_clip_norm=-1.0), "grad_clip_norm", "invalid_request"),
+        (OptimStep(lora_plus_lr_ratio=0.0), "lora_plus_lr_ratio", "invalid_request"),
+        (OptimStep(lora_plus_lr_ratio=math.inf), "lora_plus_lr_ratio", "invalid_request"),
         (SaveWeights(group="../etc"), "model_package_group", "invalid_request"),
         (SaveWeights(group="-a"), "model_package_group", "invalid_request"),
         (SaveState(group="a" * 64), "model_package_group", "invalid_request"),

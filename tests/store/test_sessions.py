@@ -1,6 +1,7 @@
 """Sessions: names, pages, stop, expiry, gaps."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,8 +12,10 @@ from gateway.core.payloads import OptimStep, SaveWeights
 from gateway.core.results import Failure
 from gateway.core.sessions import Activity, OrderRule, SessionStatus
 from gateway.store import SqlDatabase
+from gateway.store.lora import lora_columns, lora_of
 from tests.store.bench import (
     LEASE_S,
+    LORA,
     REPORT,
     Bench,
     HandClock,
@@ -33,6 +36,7 @@ async def test_a_session_comes_back_as_it_was_added(bench: Bench) -> None:
         ttl_s=60,
         expires_at=now + timedelta(seconds=60),
         user_metadata={"team": "α", "run": ""},
+        lora=replace(LORA, use_rslora=True),
     )
     async with bench.database.write() as unit:
         await unit.sessions.add(session, idempotency_key="k", request_digest="d1")
@@ -42,6 +46,12 @@ async def test_a_session_comes_back_as_it_was_added(bench: Bench) -> None:
         assert await unit.sessions.by_name(bench.project_id, "Ünïcode 名") == session
         assert await unit.sessions.by_idempotency_key(bench.project_id, "k") == (session, "d1")
         assert await unit.sessions.by_idempotency_key(bench.project_id, "other") is None
+
+
+def test_a_row_from_before_rslora_has_the_plain_scale() -> None:
+    row = {**lora_columns(LORA), "lora_use_rslora": None}
+
+    assert lora_of(row) == LORA  # pyright: ignore[reportArgumentType]
 
 
 async def test_racing_sessions_of_one_name_leave_one(bench: Bench) -> None:

@@ -28,9 +28,18 @@ def tiny_base(path: Path, *, dtype: str = "float32", name: str = "tiny") -> Base
 
 
 def lora(
-    *, rank: int = 4, alpha: float = 8.0, attn: bool = True, mlp: bool = True, unembed: bool = False, seed: int = 7
+    *,
+    rank: int = 4,
+    alpha: float = 8.0,
+    attn: bool = True,
+    mlp: bool = True,
+    unembed: bool = False,
+    seed: int = 7,
+    rslora: bool = False,
 ) -> LoraConfig:
-    return LoraConfig(rank=rank, alpha=alpha, train_attn=attn, train_mlp=mlp, train_unembed=unembed, seed=seed)
+    return LoraConfig(
+        rank=rank, alpha=alpha, train_attn=attn, train_mlp=mlp, train_unembed=unembed, seed=seed, use_rslora=rslora
+    )
 
 
 def sft_datum(rng: random.Random, length: int) -> Datum:

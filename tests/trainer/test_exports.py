@@ -1,6 +1,7 @@
 """What leaves the trainer: adapters for engines, canaries, merged models, loaded by the plain libraries."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -25,6 +26,7 @@ CONFIGS = {
     "attn-mlp": lora(),
     "all-tied": lora(unembed=True),
     "odd-scale": lora(rank=3, alpha=7.0, unembed=True),
+    "rslora": lora(rank=3, alpha=3.0, unembed=True, rslora=True),
     "unembed": lora(attn=False, mlp=False, unembed=True),
 }
 
@@ -81,14 +83,22 @@ def test_an_adapter_directory_has_the_names_and_dtype_engines_expect(model_dir: 
 
 
 @pytest.mark.parametrize(
-    ("rank", "alpha", "written", "factor"), [(4, 8.0, 8, 1.0), (4, 3.0, 4, 0.75), (3, 6.0, 6, 1.0), (3, 7.5, 3, 2.5)]
+    ("rank", "alpha", "rslora", "written", "factor"),
+    [
+        (4, 8.0, False, 8, 1.0),
+        (4, 3.0, False, 4, 0.75),
+        (3, 6.0, False, 6, 1.0),
+        (3, 7.5, False, 3, 2.5),
+        (4, 8.0, True, 16, 1.0),
+        (2, 8.0, True, 2, 8.0 / math.sqrt(2)),
+    ],
 )
 def test_only_a_scale_that_engines_apply_exactly_stays_in_the_config(
-    rank: int, alpha: float, written: int, factor: float
+    rank: int, alpha: float, rslora: bool, written: int, factor: float
 ) -> None:
     masters = {"x.lora_A": torch.randn(rank, 5), "x.lora_B": torch.randn(6, rank)}
 
-    exported = stage.export(masters, lora(rank=rank, alpha=alpha), torch.bfloat16)
+    exported = stage.export(masters, lora(rank=rank, alpha=alpha, rslora=rslora), torch.bfloat16)
 
     assert exported.alpha == written
     assert torch.equal(exported.tensors["x.lora_A"], masters["x.lora_A"].bfloat16())
@@ -138,7 +148,7 @@ def test_a_merged_model_loads_in_plain_transformers_with_the_same_logprobs(
     (source / "tokenizer_config.json").write_text("{}")
     (source / "chat_template.jinja").write_text("{{ messages }}")
     backend = make_backend(tiny_base(source))
-    backend.open(A, lora(rank=3, alpha=7.0, unembed=unembed))
+    backend.open(A, lora(rank=3, alpha=7.0, unembed=unembed, rslora=unembed))
     trained(backend, A)
     target.mkdir()
 

@@ -10,18 +10,21 @@ from gateway.core.payloads import OptimStep
 from trainer.optim import Moments, global_norm, step
 
 
-def numpy_adamw(w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, t: int, hyper: OptimStep) -> None:
+def numpy_adamw(
+    w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, t: int, hyper: OptimStep, ratio: float = 1.0
+) -> None:
     """Decoupled weight decay, bias correction by ``t``; in place, float64."""
-    w *= 1 - hyper.learning_rate * hyper.weight_decay
+    rate = hyper.learning_rate * ratio
+    w *= 1 - rate * hyper.weight_decay
     m[:] = hyper.beta1 * m + (1 - hyper.beta1) * g
     v[:] = hyper.beta2 * v + (1 - hyper.beta2) * g * g
     corrected_m, corrected_v = m / (1 - hyper.beta1**t), v / (1 - hyper.beta2**t)
-    w -= hyper.learning_rate * corrected_m / (np.sqrt(corrected_v) + hyper.eps)
+    w -= rate * corrected_m / (np.sqrt(corrected_v) + hyper.eps)
 
 
 def test_fifty_steps_with_changing_hyper_parameters_equal_numpy() -> None:
     rng = np.random.default_rng(3)
-    shapes = [(4, 7), (7, 3), (1, 1)]
+    shapes, is_b = [(4, 7), (7, 3), (1, 1)], [False, True, False]
     theirs = [rng.normal(size=shape) for shape in shapes]
     ours = [torch.tensor(w, dtype=torch.float32) for w in theirs]
     moments = Moments.zeros(ours)
@@ -34,14 +37,15 @@ def test_fifty_steps_with_changing_hyper_parameters_equal_numpy() -> None:
             eps=1e-8,
             weight_decay=0.1 * (t % 4),
             grad_clip_norm=0.0 if t % 7 else 2.0,
+            lora_plus_lr_ratio=1.0 if t % 3 else 16.0,
         )
         gradients = [rng.normal(size=shape) for shape in shapes]
         norm = math.sqrt(sum(float((g**2).sum()) for g in gradients))
-        returned = step(ours, [torch.tensor(g, dtype=torch.float32) for g in gradients], moments, hyper)
+        returned = step(ours, [torch.tensor(g, dtype=torch.float32) for g in gradients], moments, hyper, is_b=is_b)
         assert returned == pytest.approx(norm, rel=1e-6)
         scale = min(1.0, hyper.grad_clip_norm / norm) if hyper.grad_clip_norm else 1.0
-        for w, g, m, v in zip(theirs, gradients, first, second, strict=True):
-            numpy_adamw(w, g * scale, m, v, t, hyper)
+        for w, g, m, v, b in zip(theirs, gradients, first, second, is_b, strict=True):
+            numpy_adamw(w, g * scale, m, v, t, hyper, hyper.lora_plus_lr_ratio if b else 1.0)
 
     assert moments.step == 50
     for w, expected in zip(ours, theirs, strict=True):

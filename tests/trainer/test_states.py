@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gateway.core.catalog import BaseModel
+from gateway.core.errors import Invalid
 from gateway.core.payloads import LossFn, OptimStep
 from tests.trainer.builders import A, B, batch, forward_backward, lora, policy_batch
 from tests.trainer.conftest import make_backend
@@ -169,3 +170,20 @@ def test_a_snapshot_of_another_config_is_refused(base: BaseModel, tmp_path: Path
         backend.restore(A, lora(rank=2, seed=1), tmp_path)
     with pytest.raises(CorruptState):
         backend.restore(A, lora(rank=4, seed=2), tmp_path)
+
+
+def test_a_state_of_another_scale_is_refused_and_the_session_stays_as_it_was(
+    backend: PeftBackend, tmp_path: Path
+) -> None:
+    backend.open(A, lora(rslora=True))
+    trained(backend, A)
+    backend.write_state(A, tmp_path)
+    backend.open(B, lora())
+    trained(backend, B)
+    before = state_of(backend, B)
+
+    with pytest.raises(Invalid, match="use_rslora True") as refused:
+        backend.load_state(B, tmp_path, optimizer=True)
+
+    assert refused.value.code == "incompatible_state"
+    assert state_of(backend, B) == before

@@ -130,7 +130,7 @@ def test_a_metric_without_a_known_reduction_is_an_error_only_when_it_must_be_mer
 
 
 def test_an_unknown_loss_is_refused_at_call_time(training: loopline.TrainingClient) -> None:
-    with pytest.raises(ValueError, match="loss_fn must be one of cross_entropy, importance_sampling, ppo, cispo, dro, gspo"):
+    with pytest.raises(ValueError, match="loss_fn must be one of cross_entropy, importance_sampling, ppo, cispo, dro"):
         training.forward([[1]], "dpo")  # pyright: ignore[reportArgumentType]
 
 

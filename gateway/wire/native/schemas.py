@@ -34,7 +34,10 @@ class Read(BaseModel):
 
 
 class LoraCreate(Create):
-    """Which layers train, and how. ``seed`` is drawn when it is left out."""
+    """Which layers train, and how. ``seed`` is drawn when it is left out.
+
+    The scale is alpha / rank, with ``use_rslora`` alpha / sqrt(rank).
+    """
 
     rank: int = 32
     alpha: float = 64.0
@@ -42,6 +45,7 @@ class LoraCreate(Create):
     train_mlp: bool = True
     train_unembed: bool = False
     seed: int | None = None
+    use_rslora: bool = False
 
 
 class SessionCreate(Create):
@@ -64,6 +68,7 @@ class LoraRead(Read):
     train_mlp: bool
     train_unembed: bool
     seed: int
+    use_rslora: bool
 
 
 class SessionRead(Read):
@@ -97,7 +102,7 @@ class SessionPage(Read):
 
 
 class AdamCreate(Create):
-    """Hyper-parameters of one step. ``grad_clip_norm`` 0 does not clip."""
+    """Hyper-parameters of one step. ``grad_clip_norm`` 0 does not clip; LoRA+ multiplies the rate of B matrices."""
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -105,6 +110,7 @@ class AdamCreate(Create):
     eps: float = 1e-12
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
+    lora_plus_lr_ratio: float = 1.0
 
 
 class OptimStepCreate(Create):

@@ -109,6 +109,7 @@ def _lora(lora: LoraCreate, model: BaseModel) -> LoraConfig:
         train_mlp=lora.train_mlp,
         train_unembed=lora.train_unembed,
         seed=secrets.randbits(48) if lora.seed is None else lora.seed,
+        use_rslora=lora.use_rslora,
     )
 
 

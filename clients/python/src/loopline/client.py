@@ -27,14 +27,15 @@ TIMEOUT_S = 60.0
 SAMPLE_TIMEOUT_S = 600.0  # one request answers all its samples at once
 
 
-LORA_OPTIONS = ("rank", "alpha", "train_attn", "train_mlp", "train_unembed", "seed")
+LORA_OPTIONS = ("rank", "alpha", "train_attn", "train_mlp", "train_unembed", "seed", "use_rslora")
 
 
 class SessionOptions(TypedDict, total=False):
     """How to open a session; what is absent or None is the gateway's default.
 
-    ``rank`` (32) and ``alpha`` (64): the adapter's size and scale, ``alpha / rank``. ``train_attn`` (True),
-    ``train_mlp`` (True), ``train_unembed`` (False): which layers train. ``seed`` fixes the adapter's initial weights.
+    ``rank`` (32) and ``alpha`` (64): the adapter's size and scale, ``alpha / rank`` (with ``use_rslora``
+    ``alpha / sqrt(rank)``). ``train_attn`` (True), ``train_mlp`` (True), ``train_unembed`` (False): which layers train.
+    ``seed`` fixes the adapter's initial weights.
     ``training_session_name``: the name, by which OpenAI clients reach the live session as ``model``.
     ``model_package_group``: where saves become versions. ``ttl_seconds``: an idle session expires after so long.
     """
@@ -44,6 +45,7 @@ class SessionOptions(TypedDict, total=False):
     train_attn: bool | None
     train_mlp: bool | None
     train_unembed: bool | None
+    use_rslora: bool | None
     seed: int | None
     training_session_name: str | None
     model_package_group: str | None

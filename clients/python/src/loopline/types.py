@@ -249,7 +249,10 @@ def to_input(name: str, value: Any) -> TensorData:
 
 
 class AdamParams(_Frozen):
-    """One AdamW step. ``weight_decay`` is decoupled; ``grad_clip_norm`` is a global norm, 0 means no clipping."""
+    """One AdamW step. ``weight_decay`` is decoupled; ``grad_clip_norm`` is a global norm, 0 means no clipping.
+
+    The learning rate of the adapter's B matrices is ``learning_rate * lora_plus_lr_ratio`` (LoRA+).
+    """
 
     learning_rate: float = 1e-4
     beta1: float = 0.9
@@ -257,6 +260,7 @@ class AdamParams(_Frozen):
     eps: float = 1e-12
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
+    lora_plus_lr_ratio: float = 1.0
 
     @model_validator(mode="before")
     @classmethod
