@@ -29,7 +29,7 @@ from trainer.backend import CorruptState, Loaded
 from trainer.batching import MicroBatch, assemble, plan, to_data
 from trainer.language_model import LanguageModel
 from trainer.logprobs import target_logprobs
-from trainer.losses import fills, token_losses, trained_positions
+from trainer.losses import fills, kl_weights, token_losses, trained_positions
 from trainer.metrics import Report
 from trainer.tenants import Tenant
 
@@ -219,6 +219,9 @@ class PeftBackend:
                     losses_Q.sum().backward()  # pyright: ignore[reportUnknownMemberType]
                 trained_Q = trained_positions(payload.loss_fn, batch.inputs, config)
                 report.add(losses_Q, logprobs_Q, batch.inputs.get("logprobs"), trained_Q)
+                if "ref_log_prob" in batch.inputs:
+                    weights_P = kl_weights(payload.loss_fn, batch.inputs)
+                    report.add_reference(logprobs_Q, batch.inputs["ref_log_prob"], weights_P)
                 for row, values in zip(batch.rows, batch.split(logprobs_Q.detach()), strict=True):
                     outputs[row] = to_data(values)
         return ForwardResult(
