@@ -19,7 +19,8 @@ class Report:
     """Collects the micro-batches of one operation; sums are in float64.
 
     The mismatch between trainer and sampler is taken over trained positions; an operation that trains no position at
-    all reports over all of its positions. Positions whose sampler log-probability is a sentinel are left out and counted.
+    all reports over all of its positions. Positions whose sampler log-probability is a sentinel are left out and
+    counted.
     """
 
     tokens: int = 0
