@@ -76,7 +76,7 @@ class TrainingBackend(Protocol):
     def load_state(self, session_id: SessionId, directory: Path, *, optimizer: bool) -> Loaded:
         """Take over the weights of a ``state`` version, and with ``optimizer`` its moments and step, else fresh ones.
 
-        The window ends. Raises CorruptState, and Invalid ``incompatible_state`` for another rank, scale or layers.
+        The window ends. Raises CorruptState, and Invalid ``lora_mismatch`` for another rank, scale or layers.
         """
         ...
 

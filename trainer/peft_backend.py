@@ -166,7 +166,7 @@ class PeftBackend:
             raise Invalid(
                 f"the state is of an adapter with other settings ({_layout(saved)}) than this session's "
                 f"({_layout(tenant.lora)})",
-                code="incompatible_state",
+                code="lora_mismatch",
                 field="version",
             )
         state = snapshots.read(directory, self._shapes(tenant.lora))

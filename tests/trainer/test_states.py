@@ -185,5 +185,5 @@ def test_a_state_of_another_scale_is_refused_and_the_session_stays_as_it_was(
     with pytest.raises(Invalid, match="use_rslora True") as refused:
         backend.load_state(B, tmp_path, optimizer=True)
 
-    assert refused.value.code == "incompatible_state"
+    assert refused.value.code == "lora_mismatch"
     assert state_of(backend, B) == before
