@@ -63,5 +63,5 @@ def program(name: str, source: str, directory: Path, *, stop_grace_s: float = 10
 async def until(condition: Callable[[], object], *, timeout_s: float = 20.0) -> None:
     """Return once ``condition`` holds."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  (the outside world sets no events)
+        while not condition():
             await asyncio.sleep(0.01)
