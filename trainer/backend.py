@@ -13,6 +13,7 @@ from gateway.core.ids import SessionId
 from gateway.core.payloads import Forward, ForwardBackward, OptimStep
 from gateway.core.results import ForwardResult, OptimStepResult
 from gateway.core.sessions import LoraConfig
+from trainer.progress import Note, unnoted
 
 
 class CorruptState(Exception):
@@ -49,11 +50,11 @@ class TrainingBackend(Protocol):
         """Make a session resident, bit-equal to when the snapshot was written. Raises CorruptState."""
         ...
 
-    def forward(self, session_id: SessionId, payload: Forward) -> ForwardResult:
-        """Compute log-probabilities and loss; changes nothing."""
+    def forward(self, session_id: SessionId, payload: Forward, note: Note = unnoted) -> ForwardResult:
+        """Compute log-probabilities and loss; changes nothing. ``note`` hears of every few datums that are done."""
         ...
 
-    def forward_backward(self, session_id: SessionId, payload: ForwardBackward) -> ForwardResult:
+    def forward_backward(self, session_id: SessionId, payload: ForwardBackward, note: Note = unnoted) -> ForwardResult:
         """As ``forward``, and add the gradient to the session's window.
 
         Raises:

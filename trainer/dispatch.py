@@ -23,6 +23,7 @@ from gateway.core.results import Failure, LoadStateResult, Outcome
 from gateway.core.sessions import Session
 from gateway.core.versions import VersionKind
 from trainer.backend import CorruptState, TrainingBackend
+from trainer.progress import Note, unnoted
 
 
 class Poison(Internal):
@@ -61,14 +62,15 @@ Computed = Forward | ForwardBackward | OptimStep | LoadState
 Saved = SaveWeights | SaveState
 
 
-def run(backend: TrainingBackend, session: Session, payload: Computed, directory: Path) -> Done:
+def run(backend: TrainingBackend, session: Session, payload: Computed, directory: Path, note: Note = unnoted) -> Done:
     """Run ``payload`` on a resident session; a refusal of the backend becomes a failure, a defect is raised.
 
     Args:
         directory: where the state lies that a load reads; unused otherwise.
+        note: hears of the datums done so far, in the calling thread.
     """
     try:
-        return apply(backend, session, payload, directory)
+        return apply(backend, session, payload, directory, note)
     except GatewayError as error:
         if ends_window(payload):
             backend.discard_window(session.id)
@@ -84,7 +86,7 @@ def failure_of(error: GatewayError) -> Failure:
     return Failure(kind=error.kind, code=error.code, message=error.message, field=error.field, details=error.details)
 
 
-def apply(backend: TrainingBackend, session: Session, payload: Computed, directory: Path) -> Done:
+def apply(backend: TrainingBackend, session: Session, payload: Computed, directory: Path, note: Note = unnoted) -> Done:
     """As ``run``, but a refusal is raised: a replay expects none.
 
     Raises:
@@ -92,10 +94,10 @@ def apply(backend: TrainingBackend, session: Session, payload: Computed, directo
     """
     match payload:
         case Forward():
-            result = backend.forward(session.id, payload)
+            result = backend.forward(session.id, payload, note)
             return Done(outcome=result, trained_tokens=sum(datum.length for datum in payload.data))
         case ForwardBackward():
-            result = backend.forward_backward(session.id, payload)
+            result = backend.forward_backward(session.id, payload, note)
             return Done(outcome=result, trained_tokens=sum(datum.length for datum in payload.data))
         case OptimStep():
             if session.window_broken_by is not None:

@@ -26,6 +26,7 @@ from trainer.dispatch import Done
 from trainer.heartbeat import beat
 from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
+from trainer.progress import Watch
 from trainer.recovery import Recovery, RecoveryFailed
 from trainer.residents import Resident, Residents
 
@@ -173,7 +174,15 @@ class Trainer:
                 )
             )
         directory = await self._recovery.directory(session, payload)
-        return await self._kernels.run(lambda: dispatch.run(self._backend, session, payload, directory))
+        watch, ended = Watch(), asyncio.Event()
+        watching = asyncio.create_task(
+            watch.write(lambda progress: self._log.set_progress(work, progress), ended), name="progress"
+        )
+        try:
+            return await self._kernels.run(lambda: dispatch.run(self._backend, session, payload, directory, watch.note))
+        finally:
+            ended.set()
+            await watching
 
     async def _report(self, work: Work, done: Done | Staged) -> None:
         if isinstance(done, Staged):

@@ -13,7 +13,7 @@ import structlog
 from gateway.core.clock import Clock
 from gateway.core.errors import Unavailable
 from gateway.core.ids import SessionId, VersionId
-from gateway.core.operations import Operation, Status
+from gateway.core.operations import Operation, Progress, Status
 from gateway.core.payloads import OperationKind, Payload
 from gateway.core.ports import Database, Lease, UnitOfWork, Work
 from gateway.core.results import Outcome, SaveResult
@@ -64,6 +64,10 @@ class OperationLog:
         await self._write(
             lambda unit: unit.work.finish(work.lease, work.operation, outcome, facts=facts, at=self._clock.now())
         )
+
+    async def set_progress(self, work: Work, progress: Progress) -> None:
+        """Show how far the running operation has come."""
+        await self._write(lambda unit: unit.work.set_progress(work.lease, work.operation.id, progress))
 
     async def stage(self, work: Work, version: NewVersion, *, complete: bool) -> SaveResult:
         """Register a staged version. Raises StaleLease."""

@@ -31,6 +31,7 @@ from trainer.language_model import LanguageModel
 from trainer.logprobs import target_logprobs
 from trainer.losses import fills, kl_weights, token_losses, trained_positions
 from trainer.metrics import Report
+from trainer.progress import Note, unnoted
 from trainer.tenants import Tenant
 
 _CANARY_ADAPTER = "canary"
@@ -82,14 +83,14 @@ class PeftBackend:
     def optimizer_step(self, session_id: SessionId) -> int:
         return self._tenants[session_id].moments.step
 
-    def forward(self, session_id: SessionId, payload: Forward) -> ForwardResult:
-        return self._compute(session_id, payload, train=False)
+    def forward(self, session_id: SessionId, payload: Forward, note: Note = unnoted) -> ForwardResult:
+        return self._compute(session_id, payload, note, train=False)
 
-    def forward_backward(self, session_id: SessionId, payload: ForwardBackward) -> ForwardResult:
+    def forward_backward(self, session_id: SessionId, payload: ForwardBackward, note: Note = unnoted) -> ForwardResult:
         masters = self._masters(session_id)
         tenant = self._tenants[session_id]
         try:
-            result = self._compute(session_id, payload, train=True)
+            result = self._compute(session_id, payload, note, train=True)
             gradients = [
                 torch.zeros_like(master, requires_grad=False) if master.grad is None else master.grad
                 for master in masters
@@ -205,7 +206,9 @@ class PeftBackend:
             tied=self.model.tied,
         )
 
-    def _compute(self, session_id: SessionId, payload: Forward | ForwardBackward, *, train: bool) -> ForwardResult:
+    def _compute(
+        self, session_id: SessionId, payload: Forward | ForwardBackward, note: Note, *, train: bool
+    ) -> ForwardResult:
         """Run all micro-batches; with ``train`` leave the summed gradient in the masters' ``grad``."""
         outputs: list[TensorData | None] = [None] * len(payload.data)
         report, config = Report(), payload.loss_fn_config
@@ -224,6 +227,7 @@ class PeftBackend:
                     report.add_reference(logprobs_Q, batch.inputs["ref_log_prob"], weights_P)
                 for row, values in zip(batch.rows, batch.split(logprobs_Q.detach()), strict=True):
                     outputs[row] = to_data(values)
+                note(len(outputs) - outputs.count(None), len(outputs))
         return ForwardResult(
             outputs=tuple({"logprobs": output} for output in outputs if output is not None), metrics=report.metrics()
         )

@@ -23,6 +23,7 @@ from gateway.core.sessions import LoraConfig
 from gateway.core.tensors import Datum, TensorData
 from trainer import canary_tokens
 from trainer.backend import CorruptState, Loaded
+from trainer.progress import Note, unnoted
 
 _STATE_NAME = "state.json"
 _MERGED_NAME = "config.json"
@@ -57,11 +58,11 @@ class ScriptedBackend:
     def restore(self, session_id: SessionId, lora: LoraConfig, directory: Path) -> None:
         self._states[session_id] = _read(directory)
 
-    def forward(self, session_id: SessionId, payload: Forward) -> ForwardResult:
-        return self._compute(session_id, payload)
+    def forward(self, session_id: SessionId, payload: Forward, note: Note = unnoted) -> ForwardResult:
+        return self._compute(session_id, payload, note)
 
-    def forward_backward(self, session_id: SessionId, payload: ForwardBackward) -> ForwardResult:
-        result = self._compute(session_id, payload)
+    def forward_backward(self, session_id: SessionId, payload: ForwardBackward, note: Note = unnoted) -> ForwardResult:
+        result = self._compute(session_id, payload, note)
         state = self._states[session_id]
         state.window = _hash(state.window or "", digest(encode_payload(payload)))
         return result
@@ -112,7 +113,7 @@ class ScriptedBackend:
     def optimizer_step(self, session_id: SessionId) -> int:
         return self._states[session_id].step
 
-    def _compute(self, session_id: SessionId, payload: Forward | ForwardBackward) -> ForwardResult:
+    def _compute(self, session_id: SessionId, payload: Forward | ForwardBackward, note: Note) -> ForwardResult:
         decay = _DECAY ** self._states[session_id].step
         outputs: list[dict[str, TensorData]] = []
         loss, trained = 0.0, 0
@@ -127,6 +128,7 @@ class ScriptedBackend:
             loss -= sum(weight * logprob for weight, logprob in zip(weights, logprobs, strict=True))
             trained += sum(weight != 0 for weight in weights)
             outputs.append({"logprobs": TensorData.floats(logprobs, targets.shape)})
+            note(len(outputs), len(payload.data))
         tokens = sum(datum.length for datum in payload.data)
         return ForwardResult(
             outputs=tuple(outputs),

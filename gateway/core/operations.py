@@ -39,8 +39,19 @@ FINAL = frozenset(status for status, moves in MOVES.items() if not moves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Datums computed, and datums to compute."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation as recorded. ``outcome`` is present exactly when the status is completed or failed."""
+    """An operation as recorded. ``outcome`` is present exactly when the status is completed or failed.
+
+    ``progress`` is known of forward and forward_backward that run for a while.
+    """
 
     id: OperationId
     session_id: SessionId
@@ -56,6 +67,7 @@ class Operation:
     outcome: Outcome | None
     queue_position: int | None  # operations of the session before this one; None once it runs
     waits_for_seq: int | None  # a missing seq that holds this one back
+    progress: Progress | None
 
     @property
     def final(self) -> bool:

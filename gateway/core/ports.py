@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from gateway.core.catalog import BaseModel
 from gateway.core.ids import KeyId, OperationId, ProjectId, SampleId, SessionId, VersionId
 from gateway.core.manifest import Manifest
-from gateway.core.operations import Operation
+from gateway.core.operations import Operation, Progress
 from gateway.core.payloads import Payload
 from gateway.core.principals import Key
 from gateway.core.results import Failure, Outcome, SaveResult
@@ -238,6 +238,10 @@ class WorkStore(Protocol):
 
     async def set_activity(self, lease: Lease, activity: Activity) -> None:
         """Raises StaleLease."""
+        ...
+
+    async def set_progress(self, lease: Lease, operation_id: OperationId, progress: Progress) -> None:
+        """Show how far a running operation has come. Written by nobody but the lease's holder, else ignored."""
         ...
 
     async def finish(

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, RowMapping, Select, and_, exists, func, se
 from gateway.core.codec import decode_outcome, encode_outcome
 from gateway.core.errors import Conflict, Invalid, Kind, SequenceReused
 from gateway.core.ids import KeyId, OperationId, ProjectId, SessionId, new_operation_id
-from gateway.core.operations import FINAL, MAX_SEQ, Operation, Status
+from gateway.core.operations import FINAL, MAX_SEQ, Operation, Progress, Status
 from gateway.core.payloads import OperationKind, Payload, kind_of
 from gateway.core.results import Failure, Outcome
 from gateway.core.sessions import OrderRule, Session
@@ -327,7 +327,13 @@ def operation_of(row: Mapping[Any, Any], *, place: Place | None = None, outcome:
         outcome=outcome,
         queue_position=place.position if place is not None else None,
         waits_for_seq=place.missing_seq if place is not None else None,
+        progress=_progress_of(row) if status is Status.RUNNING else None,
     )
+
+
+def _progress_of(row: Mapping[Any, Any]) -> Progress | None:
+    done, total = row["progress_done"], row["progress_total"]
+    return None if done is None or total is None else Progress(done=done, total=total)
 
 
 async def record_outcome(transaction: Transaction, row: RowMapping, outcome: Outcome, at: datetime) -> None:

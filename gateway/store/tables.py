@@ -170,6 +170,8 @@ operations = Table(
     Column("started_at", UtcMicros, comment="When a trainer first took it"),
     Column("finished_at", UtcMicros, comment="When it became final"),
     Column("window_discarded", Boolean, nullable=False, comment="Its gradient was thrown away unused: no replay"),
+    Column("progress_done", Integer, comment="Datums computed, while it runs"),
+    Column("progress_total", Integer, comment="Datums to compute"),
     one_of("status", Status),
     one_of("kind", OperationKind),
     CheckConstraint("seq BETWEEN 1 AND 2147483647", name="seq"),

@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, RowMapping, and_, exists, or_, select, update
 
 from gateway.core.errors import Kind
-from gateway.core.ids import ProjectId, SessionId
-from gateway.core.operations import Operation, Status
+from gateway.core.ids import OperationId, ProjectId, SessionId
+from gateway.core.operations import Operation, Progress, Status
 from gateway.core.payloads import OperationKind
 from gateway.core.ports import Lease, StaleLease, Work
 from gateway.core.results import Failure, LoadStateResult, OptimStepResult, Outcome, SaveResult
@@ -99,7 +99,13 @@ class SqlWorkStore:
         await self._transaction.write(
             update(operations)
             .where(operations.c.id == operation["id"])
-            .values(status=Status.RUNNING.value, attempts=attempts, started_at=operation["started_at"] or at)
+            .values(
+                status=Status.RUNNING.value,
+                attempts=attempts,
+                started_at=operation["started_at"] or at,
+                progress_done=None,
+                progress_total=None,
+            )
         )
         rows = await self._transaction.rows(select(operations).where(operations.c.id == operation["id"]))
         return Work(
@@ -138,6 +144,22 @@ class SqlWorkStore:
         )
         if not changed:
             raise _stale(lease)
+
+    async def set_progress(self, lease: Lease, operation_id: OperationId, progress: Progress) -> None:
+        """As the port says. Nobody is woken for it."""
+        await self._transaction.write(
+            update(operations)
+            .where(
+                and_(
+                    operations.c.id == operation_id,
+                    operations.c.status == Status.RUNNING,
+                    exists(
+                        select(sessions.c.id).where(and_(_held_by(lease), sessions.c.id == operations.c.session_id))
+                    ),
+                )
+            )
+            .values(progress_done=progress.done, progress_total=progress.total)
+        )
 
     async def finish(
         self,

@@ -174,6 +174,16 @@ def test_logprobs_are_those_of_plain_transformers(backend: PeftBackend, base: Ba
         torch.testing.assert_close(torch.tensor(list(output["logprobs"].values())), expected, rtol=1e-5, atol=2e-5)
 
 
+def test_progress_counts_the_datums_of_every_micro_batch(base: BaseModel) -> None:
+    backend = make_backend(base, micro_batch_tokens=1)
+    backend.open(A, lora())
+    noted: list[tuple[int, int]] = []
+
+    backend.forward(A, forward(batch(1)), lambda done, total: noted.append((done, total)))
+
+    assert noted == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
 def test_metrics_say_what_was_computed(backend: PeftBackend) -> None:
     backend.open(A, lora())
     data = batch(1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import Invalid, Kind
 from gateway.core.ids import SessionId
-from gateway.core.operations import Status
+from gateway.core.operations import Progress, Status
 from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, Payload, Publish, SaveState, SaveWeights
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, SaveResult
 from gateway.core.sessions import SessionStatus
@@ -18,6 +19,7 @@ from gateway.core.versions import VersionKind
 from tests.trainer.builders import batch, forward, forward_backward
 from tests.trainer.world import LEASE_S, World, drain
 from trainer.kernels import Kernels
+from trainer.progress import Note, unnoted
 from trainer.scripted import ScriptedBackend
 
 STEP = OptimStep(learning_rate=1e-3)
@@ -102,9 +104,10 @@ class Held(ScriptedBackend):
         super().__init__(base)
         self.entered, self.released = threading.Event(), threading.Event()
 
-    def forward_backward(self, session_id: SessionId, payload: ForwardBackward) -> ForwardResult:
+    def forward_backward(self, session_id: SessionId, payload: ForwardBackward, note: Note = unnoted) -> ForwardResult:
+        note(1, 2)
         self._hold()
-        return super().forward_backward(session_id, payload)
+        return super().forward_backward(session_id, payload, note)
 
     def write_adapter(self, session_id: SessionId, directory: Path) -> Canary:
         self._hold()
@@ -137,6 +140,39 @@ async def test_a_trainer_that_lost_its_lease_writes_nothing(world: World, payloa
         held.optimizer_step(session.id)  # no longer resident
 
 
+async def test_the_progress_of_an_operation_is_visible_while_it_runs_and_not_after(world: World) -> None:
+    session = await world.open()
+    (operation,) = await world.submit(session, fb(1))
+    held = Held(world.base)
+    with Kernels() as other_thread:
+        slow = asyncio.create_task(world.trainer(held, kernels=other_thread).step())
+        async with asyncio.timeout(30):
+            while (running := await world.read(operation)).progress is None:
+                await asyncio.sleep(0.05)
+        held.released.set()
+        assert await slow
+
+    assert running.progress == Progress(done=1, total=2)
+    assert (await world.read(operation)).progress is None
+
+
+async def test_a_trainer_without_the_lease_shows_no_progress(world: World) -> None:
+    session = await world.open()
+    (operation,) = await world.submit(session, fb(1))
+    await world.claim_and_vanish()
+    async with world.database.write() as unit:
+        work = await unit.work.claim(owner="new", base_model=world.base.name, lease_s=LEASE_S, at=world.clock.now())
+        assert work is not None
+        stale = replace(work.lease, epoch=work.lease.epoch - 1)
+        await unit.work.set_progress(stale, operation.id, Progress(done=1, total=2))
+    before = await world.read(operation)
+    async with world.database.write() as unit:
+        await unit.work.set_progress(work.lease, operation.id, Progress(done=2, total=4))
+
+    assert before.progress is None
+    assert (await world.read(operation)).progress == Progress(done=2, total=4)
+
+
 async def test_an_operation_that_loses_two_trainers_is_given_up(world: World) -> None:
     session = await world.open()
     killer, after, step = await world.submit(session, fb(1), fb(2), STEP)
@@ -157,12 +193,12 @@ async def test_an_operation_that_loses_two_trainers_is_given_up(world: World) ->
 class Failing(ScriptedBackend):
     """Refuses batches of one datum, and has a defect with three."""
 
-    def forward_backward(self, session_id: SessionId, payload: ForwardBackward) -> ForwardResult:
+    def forward_backward(self, session_id: SessionId, payload: ForwardBackward, note: Note = unnoted) -> ForwardResult:
         if len(payload.data) == 1:
             raise Invalid("not finite", code="non_finite_loss", field="data[0]", details={"datum": 0})
         if len(payload.data) == 3:
             raise RuntimeError("secret inner workings")
-        return super().forward_backward(session_id, payload)
+        return super().forward_backward(session_id, payload, note)
 
 
 async def test_a_failed_forward_backward_breaks_its_window_and_the_next_one_is_whole(world: World) -> None:

@@ -83,6 +83,7 @@ def test_one_training_step_runs_in_order_and_says_what_it_used(client: httpx.Cli
         "finished_at": None,
         "queue_position": None,
         "waits_for_seq": None,
+        "progress": None,
         "result": None,
         "error": None,
         "usage": {},

@@ -202,8 +202,15 @@ class FailureRead(Read):
     details: dict[str, Any]
 
 
+class ProgressRead(Read):
+    """Datums computed, and datums to compute."""
+
+    done: int
+    total: int
+
+
 class OperationRead(Read):
-    """An operation. ``result`` or ``error`` is there once the status is final."""
+    """An operation. ``result`` or ``error`` is there once the status is final, ``progress`` while it computes."""
 
     id: str
     session_id: str
@@ -215,6 +222,7 @@ class OperationRead(Read):
     finished_at: datetime | None
     queue_position: int | None
     waits_for_seq: int | None
+    progress: ProgressRead | None
     result: ResultRead | None
     error: FailureRead | None
     usage: dict[str, int]
