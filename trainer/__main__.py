@@ -67,7 +67,7 @@ def make_backend(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
         return PeftBackend(
             base,
             device=pick_device(settings.device),
-            compute_dtype=settings.compute_dtype or base.dtype,
+            compute_dtype=settings.compute_dtype,
             micro_batch_tokens=settings.micro_batch_tokens,
         )
 

@@ -120,6 +120,10 @@ class AdapterBank:
                 layer.enable_adapters(enabled=False)
                 layer.set_adapter([])
 
+    def scale(self, name: str | None) -> float:
+        """Return what multiplies the adapter's product of B and A; 1 for the base model."""
+        return 1.0 if name is None else self._scales[name]
+
     def head(self, name: str | None) -> Head:
         """Return the unembedding as adapter ``name`` has it."""
         module: Any = self._model.get_submodule(self.head_path)

@@ -39,6 +39,10 @@ class MicroBatch:
     temperature_P: Tensor | None
     shapes: tuple[tuple[int, ...], ...]
 
+    def target_tables(self) -> list[Tensor]:
+        """Return each row's target tokens in their own shape, without padding."""
+        return self.split(self.targets if self.real_PK is None else self.targets[self.real_PK])
+
     def split(self, values_Q: Tensor) -> list[Tensor]:
         """Return each row's part, shaped like its target tokens."""
         parts = torch.split(values_Q, [math.prod(shape) for shape in self.shapes])

@@ -19,7 +19,7 @@ class TrainerSettings(BaseSettings):
     base_model: str | None = Field(default=None, description="Catalogue name; unset: the catalogue's only model")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
     compute_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        default=None, description="What the base model computes in; unset: its dtype in the catalogue"
+        default=None, description="What the base computes in; unset: its dtype in the catalogue where hardware has it"
     )
     threads: int = Field(default=0, ge=0, description="Threads of a CPU kernel; 0: one per usable core")
     micro_batch_tokens: int = Field(default=2048, ge=1, description="Padded tokens computed at once")
