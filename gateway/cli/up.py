@@ -37,7 +37,10 @@ def up(
         EngineKind, typer.Option(help="vllm, or scripted: no weights, for trying out clients.")
     ] = EngineKind.VLLM,
     device: Annotated[DeviceChoice, typer.Option(help="Where engines and trainers compute.")] = DeviceChoice.AUTO,
-    dtype: Annotated[DTypeChoice, typer.Option(help="Number format of the base weights.")] = DTypeChoice.BFLOAT16,
+    dtype: Annotated[
+        DTypeChoice | None,
+        typer.Option(help="Number format of the base weights [default: bfloat16 where hardware has it, else float32]."),
+    ] = None,
     max_model_len: Annotated[int, typer.Option(min=8, help="Cap of prompt plus answer, in tokens.")] = (
         DEFAULT_MAX_MODEL_LEN
     ),

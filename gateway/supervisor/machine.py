@@ -8,14 +8,19 @@ from pathlib import Path
 
 # Up to this many cores, engine and trainer both use all: they mostly take turns. Above, each gets half.
 _SHARED_CORES = 4
+_BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})  # x86 and Arm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """``cores`` are the numbers of those this process may run on, in order."""
+    """``cores`` are the numbers of those this process may run on, in order.
+
+    ``cpu_bfloat16`` says that the CPU multiplies bfloat16 in hardware; others emulate it, many times slower than float32.
+    """
 
     cores: Sequence[int]
     has_gpu: bool
+    cpu_bfloat16: bool
 
     @property
     def engine_cores(self) -> str:
@@ -33,7 +38,21 @@ class Machine:
 def inspect_machine() -> Machine:
     """Look at the machine. A GPU counts when the kernel has one and the installed vLLM can use it."""
     has_device = any(Path("/dev").glob("nvidia[0-9]*"))
-    return Machine(cores=sorted(os.sched_getaffinity(0)), has_gpu=has_device and installed_version("vllm") is not None)
+    return Machine(
+        cores=sorted(os.sched_getaffinity(0)),
+        has_gpu=has_device and installed_version("vllm") is not None,
+        cpu_bfloat16=multiplies_bfloat16(Path("/proc/cpuinfo")),
+    )
+
+
+def multiplies_bfloat16(cpuinfo: Path) -> bool:
+    """Read from Linux's description of the CPU whether it has bfloat16 products; False when there is none to read."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
 
 
 def installed_version(distribution: str) -> str | None:

@@ -36,6 +36,7 @@ class DTypeChoice(enum.StrEnum):
 class UpOptions:
     """All of it.
 
+    ``dtype`` None is bfloat16 where the hardware multiplies it, else float32;
     ``max_model_len`` caps the context (prompt plus answer, in tokens); ``gpu_memory`` is the share of its GPU that the
     engines take together (None: most of it, or little over half when the trainer is on the same one);
     ``engine_gpus`` and ``trainer_gpus`` are lists for CUDA_VISIBLE_DEVICES; ``kv_gib`` is each CPU engine's key-value
@@ -48,7 +49,7 @@ class UpOptions:
     port: int = 8000
     engine: EngineKind = EngineKind.VLLM
     device: DeviceChoice = DeviceChoice.AUTO
-    dtype: DTypeChoice = DTypeChoice.BFLOAT16
+    dtype: DTypeChoice | None = None
     max_model_len: int = DEFAULT_MAX_MODEL_LEN
     max_lora_rank: int = 32
     max_loras: int = 4

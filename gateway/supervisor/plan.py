@@ -9,7 +9,7 @@ from gateway.core.catalog import BaseModel
 from gateway.engines.launch import Device, EngineSpec, Launch, launch_scripted, launch_vllm
 from gateway.supervisor.machine import Machine
 from gateway.supervisor.models import ModelFacts
-from gateway.supervisor.options import DeviceChoice, EngineKind, UpOptions
+from gateway.supervisor.options import DeviceChoice, DTypeChoice, EngineKind, UpOptions
 
 # Shares of a GPU's memory that the engines take together: beside a trainer on the same GPU, and alone.
 _GPU_MEMORY_SHARED = 0.6
@@ -61,12 +61,13 @@ def make_plan(
         ValueError: options that contradict each other; the message names them.
     """
     device = choose_device(options.device, machine)
-    specs = [_engine_spec(options, model, machine, device, engine_key, count=len(prepared)) for model in prepared]
+    dtype = options.dtype or choose_dtype(machine, device)
+    specs = [_engine_spec(options, model, machine, device, dtype, engine_key, len(prepared)) for model in prepared]
     models = [
         BaseModel(
             name=model.name,
             path=model.path,
-            dtype=options.dtype.value,
+            dtype=dtype.value,
             vocab_size=model.facts.vocab_size,
             context_length=spec.max_model_len,
             max_lora_rank=options.max_lora_rank,
@@ -112,6 +113,12 @@ def make_plan(
     return Plan(models=models, processes=[*engines, *trainers, gateway])
 
 
+def choose_dtype(machine: Machine, device: Device) -> DTypeChoice:
+    """Return bfloat16 where the hardware multiplies it, else float32."""
+    fast = device is Device.GPU or machine.cpu_bfloat16
+    return DTypeChoice.BFLOAT16 if fast else DTypeChoice.FLOAT32
+
+
 def choose_device(choice: DeviceChoice, machine: Machine) -> Device:
     """Return where to compute.
 
@@ -153,7 +160,13 @@ def child_environment(parent: Mapping[str, str], process: Process) -> Mapping[st
 
 
 def _engine_spec(
-    options: UpOptions, model: PreparedModel, machine: Machine, device: Device, key: str, *, count: int
+    options: UpOptions,
+    model: PreparedModel,
+    machine: Machine,
+    device: Device,
+    dtype: DTypeChoice,
+    key: str,
+    count: int,
 ) -> EngineSpec:
     shared = (options.engine_gpus or "0") == (options.trainer_gpus or "0")
     memory = options.gpu_memory or (_GPU_MEMORY_SHARED if shared else _GPU_MEMORY_ALONE)
@@ -162,7 +175,7 @@ def _engine_spec(
         served_name=model.name,
         port=model.engine_port,
         key=key,
-        dtype=options.dtype.value,
+        dtype=dtype.value,
         device=device,
         max_loras=options.max_loras,
         max_lora_rank=options.max_lora_rank,

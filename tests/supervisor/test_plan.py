@@ -1,5 +1,6 @@
 """From options to processes: who gets which arguments, secrets, cores and memory."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 import pytest
 
 from gateway.core.catalog import parse_catalog
-from gateway.supervisor.machine import Machine
+from gateway.supervisor.machine import Machine, multiplies_bfloat16
 from gateway.supervisor.models import ModelFacts, ModelProblem, read_facts, render_catalog
 from gateway.supervisor.options import DeviceChoice, DTypeChoice, EngineKind, UpOptions
 from gateway.supervisor.plan import Plan, PreparedModel, child_environment, choose_device, make_plan, reachable_host
 from gateway.supervisor.preparation import parse_model
 
-TWO_CORES = Machine(cores=[0, 1], has_gpu=False)
-GPU_BOX = Machine(cores=list(range(16)), has_gpu=True)
+TWO_CORES = Machine(cores=[0, 1], has_gpu=False, cpu_bfloat16=True)
+GPU_BOX = Machine(cores=list(range(16)), has_gpu=True, cpu_bfloat16=False)
 
 
 def plan_of(machine: Machine = TWO_CORES, names: tuple[str, ...] = ("tiny",), **options: Any) -> Plan:
@@ -51,8 +52,41 @@ def test_two_cores_are_both_used_by_engine_and_trainer() -> None:
     assert trainer.environment["LOOPLINE_THREADS"] == "2"
 
 
+@pytest.mark.parametrize(
+    ("machine", "chosen", "dtype"),
+    [
+        (TWO_CORES, None, "bfloat16"),
+        (dataclasses.replace(TWO_CORES, cpu_bfloat16=False), None, "float32"),
+        (dataclasses.replace(TWO_CORES, cpu_bfloat16=False), DTypeChoice.BFLOAT16, "bfloat16"),
+        (GPU_BOX, None, "bfloat16"),
+    ],
+)
+def test_bfloat16_is_the_default_only_where_hardware_multiplies_it(
+    machine: Machine, chosen: DTypeChoice | None, dtype: str
+) -> None:
+    plan = plan_of(machine, dtype=chosen)
+    assert [model.dtype for model in plan.models] == [dtype]
+    assert argument(plan.processes[0].command, "--dtype") == dtype
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 amx_bf16 amx_tile\n", True),
+        ("flags\t\t: avx512f avx512_bf16\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("flags\t\t: fpu avx2\n", False),
+        ("", False),
+    ],
+)
+def test_the_flags_of_the_cpu_say_whether_it_multiplies_bfloat16(tmp_path: Path, text: str, found: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert multiplies_bfloat16(tmp_path / "cpuinfo") is found
+    assert multiplies_bfloat16(tmp_path / "missing") is False
+
+
 def test_many_cores_are_split_in_halves() -> None:
-    machine = Machine(cores=[0, 1, 2, 5, 6, 7, 8, 9], has_gpu=False)
+    machine = Machine(cores=[0, 1, 2, 5, 6, 7, 8, 9], has_gpu=False, cpu_bfloat16=True)
     assert machine.engine_cores == "0-2,5"
     assert machine.trainer_threads == 4
 
