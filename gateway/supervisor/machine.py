@@ -15,7 +15,7 @@ _BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})  # x86 and Arm
 class Machine:
     """``cores`` are the numbers of those this process may run on, in order.
 
-    ``cpu_bfloat16`` says that the CPU multiplies bfloat16 in hardware; others emulate it, many times slower than float32.
+    ``cpu_bfloat16`` says that the CPU multiplies bfloat16 in hardware; others emulate it, far slower than float32.
     """
 
     cores: Sequence[int]

@@ -22,7 +22,7 @@ from gateway.core.catalog import BaseModel
 from gateway.engines.launch import EngineSpec, Launch, launch_scripted, launch_vllm
 from tests.stack import EngineEndpoint, end_group, free_port
 
-START_TIMEOUT_S = 480.0  # 40 on an idle machine; pytest gives a test 300, fixtures included
+START_TIMEOUT_S = 480.0  # 40 on an idle machine
 SCRIPTED_CONTEXT = 512
 
 
