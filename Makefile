@@ -3,6 +3,8 @@
 PYTHON ?= python3
 LOOPLINE_DATA_DIR ?= $(CURDIR)/.loopline
 export LOOPLINE_DATA_DIR
+# Without compiled modules every start of an engine or trainer takes half a minute longer.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 # Extra words for pytest: make test ARGS="tests/store -k sqlite"
