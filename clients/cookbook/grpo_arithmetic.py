@@ -9,6 +9,7 @@ Suffixes name dimensions: P problems, G answers per problem, T tokens.
 import argparse
 import os
 import random
+import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -58,7 +59,8 @@ def main() -> int:
             return tokenizer.encode(text, add_special_tokens=False)
 
         def reward(a: int, b: int, answer_T: list[int]) -> float:
-            return float(tokenizer.decode(answer_T, skip_special_tokens=True).strip() == str(a + b))
+            numbers = re.findall(r"\d+", tokenizer.decode(answer_T, skip_special_tokens=True))
+            return float(numbers[-1:] == [str(a + b)])  # the last number of the answer counts
 
         def ask(sampler: loopline.SamplingClient, problems_P: list[tuple[int, int]], answers: int):
             params = [loopline.SamplingParams(max_tokens=MAX_TOKENS, seed=rng.getrandbits(40)) for _ in problems_P]
@@ -114,7 +116,9 @@ def main() -> int:
             console.print(f"{step:4}   {curve[-1]:.2f} [green]{bar:16}[/] {row}")
 
         after = accuracy(sampler)
-        console.print(f"\nHeld out: {before:.0%} right before, [bold]{after:.0%}[/] after ({after - before:+.2f}).")
+        console.print(
+            f"\nHeld out: {before:.0%} right before, [bold]{after:.0%}[/] after: {after - before:+.2f} (must be +{MUST_RISE:.2f})"
+        )
 
         a, b = test[0]
         chat = openai.OpenAI(base_url=f"{args.base_url}/v1", api_key=args.api_key).chat.completions
@@ -136,8 +140,6 @@ def main() -> int:
     axes.legend()
     figure.savefig(args.plot, dpi=120, bbox_inches="tight")
     console.print(f"Reward curve: {args.plot}")
-    if after - before < MUST_RISE:
-        console.print(f"[red]It rose by less than {MUST_RISE:.2f}.[/]")
     return 0 if after - before >= MUST_RISE else 1
 
 
