@@ -3,6 +3,7 @@
     python clients/cookbook/grpo_arithmetic.py --base-url http://127.0.0.1:8000 --api-key tml-...
 
 Each step: draw 8 answers to 8 questions, reward the right ones, push up what did better than its group's mean.
+Exit status 1 when accuracy on held-out questions does not rise by 0.30.
 Suffixes name dimensions: P problems, G answers per problem, T tokens.
 """
 
@@ -23,14 +24,14 @@ import loopline
 
 PROBLEMS_PER_STEP, ANSWERS_PER_PROBLEM, MAX_TOKENS = 8, 8, 12
 HELD_OUT_SUMS, ANSWERS_PER_HELD_OUT = 12, 6  # 12 sums, each in both orders: 24 questions, 144 answers
-LEARNING_RATE, BETA1, BETA2 = 3e-4, 0.9, 0.95
+ADAM = loopline.AdamParams(learning_rate=3e-4, beta1=0.9, beta2=0.95)
 MUST_RISE = 0.30
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--base-url", default=os.environ.get("LOOPLINE_BASE_URL", "http://127.0.0.1:8000"))
 parser.add_argument("--api-key", default=os.environ.get("LOOPLINE_API_KEY"))
 parser.add_argument("--base-model", default="smollm2-135m-instruct")
-parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--seed", type=int, default=1, help="of the split, the order of problems, the adapter, the samples")
 parser.add_argument("--plot", default="reward_curve.png", help="where the reward curve goes")
 
@@ -102,7 +103,7 @@ def main() -> int:
                     batch.append(loopline.Datum(tokens_T[:-1], inputs))
 
             backward = training.forward_backward(batch, "importance_sampling")
-            training.optim_step(loopline.AdamParams(learning_rate=LEARNING_RATE, beta1=BETA1, beta2=BETA2))
+            training.optim_step(ADAM)
             sampler = training.save_weights_and_get_sampling_client()
 
             calls = [*responses_P, backward.result()]
@@ -112,13 +113,12 @@ def main() -> int:
             dollars = sum(call.cost_nanos for call in calls) / 1e9
             curve.append(fmean(fmean(rewards_G) for rewards_G in rewards_P_G))
             bar, seconds = "█" * round(16 * curve[-1]), time.monotonic() - started
-            row = f"{kl:9.5f}  {tokens:7,}  ${dollars:.5f}  {seconds:7.1f}"
+            row = f"{kl:9.1e}  {tokens:7,}  ${dollars:.5f}  {seconds:7.1f}"
             console.print(f"{step:4}   {curve[-1]:.2f} [green]{bar:16}[/] {row}")
 
         after = accuracy(sampler)
-        console.print(
-            f"\nHeld out: {before:.0%} right before, [bold]{after:.0%}[/] after: {after - before:+.2f} (must be +{MUST_RISE:.2f})"
-        )
+        rise = after - before
+        console.print(f"\nHeld out: {before:.0%} right before, [bold]{after:.0%}[/] after ({rise:+.2f}).")
 
         a, b = test[0]
         chat = openai.OpenAI(base_url=f"{args.base_url}/v1", api_key=args.api_key).chat.completions
@@ -128,8 +128,9 @@ def main() -> int:
 
         bill = service.get_usage(since=began)
         for line in bill.data:
-            console.print(f"{line.meter:>16} {line.quantity:9,} tokens  ${line.cost_nanos / 1e9:.5f}")
-        console.print(f"{'total':>16} {'':16}  ${bill.total_cost_nanos / 1e9:.5f}")
+            whom = "session" if line.session_id else "base model"
+            console.print(f"{whom:>10} {line.meter:>14} {line.quantity:9,} tokens  ${line.cost_nanos / 1e9:.5f}")
+        console.print(f"{'total':>25} {'':16}  ${bill.total_cost_nanos / 1e9:.5f}")
 
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
@@ -140,7 +141,7 @@ def main() -> int:
     axes.legend()
     figure.savefig(args.plot, dpi=120, bbox_inches="tight")
     console.print(f"Reward curve: {args.plot}")
-    return 0 if after - before >= MUST_RISE else 1
+    return 0 if rise >= MUST_RISE else 1
 
 
 if __name__ == "__main__":
