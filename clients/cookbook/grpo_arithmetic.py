@@ -44,8 +44,7 @@ def main() -> int:
     args = parser.parse_args()
     console, rng, began = Console(highlight=False, soft_wrap=True), random.Random(args.seed), datetime.now(UTC)
 
-    sums = [(a, b) for a in range(1, 10) for b in range(a, 10)]
-    held_out = rng.sample([(a, b) for a, b in sums if a < b], HELD_OUT_SUMS)
+    held_out = rng.sample([(a, b) for a in range(1, 10) for b in range(a + 1, 10)], HELD_OUT_SUMS)
     test = held_out + [(b, a) for a, b in held_out]
     train = [(a, b) for a in range(1, 10) for b in range(1, 10) if (a, b) not in test]
 
@@ -77,7 +76,7 @@ def main() -> int:
             _, rewards_P_G = ask(sampler, test, ANSWERS_PER_HELD_OUT)
             return fmean(fmean(rewards_G) for rewards_G in rewards_P_G)
 
-        console.print(f"Session {training.session_id} on {args.base_model}, {len(train)} questions to train on.")
+        console.print(f"Session {training.session_id} on {args.base_model}: {len(train)} questions to train on.")
         sampler = service.create_sampling_client(base_model=args.base_model)  # what a fresh adapter computes, too
         before = accuracy(sampler)
         console.print(f"Held out: {len(test)} questions, {before:.0%} right before training.\n")
@@ -107,8 +106,7 @@ def main() -> int:
             sampler = training.save_weights_and_get_sampling_client()
 
             calls = [*responses_P, backward.result()]
-            # How far the sampler is from the trainer: half the mean squared difference of their log-probabilities.
-            kl = backward.result().metrics["kl_sample_train_v2:mean"]
+            kl = backward.result().metrics["kl_sample_train_v2:mean"]  # half the mean squared logprob difference
             tokens = sum(sum(call.usage.values()) for call in calls)
             dollars = sum(call.cost_nanos for call in calls) / 1e9
             curve.append(fmean(fmean(rewards_G) for rewards_G in rewards_P_G))
