@@ -23,17 +23,22 @@ class Canary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Largest differences that count as agreement."""
+    """Largest differences that count as agreement, in nats.
+
+    Rounding errors grow with the logits: ``relative`` times the mean absolute log-probability is added to ``mean``.
+    """
 
     mean: float
     maximum: float
+    relative: float = 0.0
 
 
-# Measured between a torch trainer and vLLM on one machine: float32 3e-5 at most; bfloat16 0.08 at most on 15 tokens.
+# Measured between a torch trainer and vLLM on one machine: float32 3e-5 at most; bfloat16 0.08 at most on 15 tokens of
+# text, mean 0.053 and at most 0.16 on random tokens. bfloat16 keeps 8 bits, float16 11.
 TOLERANCES: Mapping[str, Tolerance] = {
     "float32": Tolerance(mean=2e-4, maximum=1e-3),
-    "bfloat16": Tolerance(mean=0.05, maximum=1.0),
-    "float16": Tolerance(mean=0.02, maximum=0.5),
+    "bfloat16": Tolerance(mean=0.05, maximum=1.0, relative=2**-8),
+    "float16": Tolerance(mean=0.02, maximum=0.5, relative=2**-11),
 }
 
 
@@ -72,15 +77,17 @@ def judge(
         for expected, bases in zip(canary.logprobs, canary.base_logprobs, strict=True)
         for ours, base in zip(expected, bases, strict=True)
     ]
+    size = sum(abs(value) for expected in canary.logprobs for value in expected) / len(differences)
+    allowed_mean = tolerance.mean + tolerance.relative * size
     mean, maximum = sum(differences) / len(differences), max(differences)
     base_mean = sum(to_base) / len(to_base)
-    if not (math.isfinite(mean) and mean <= tolerance.mean and maximum <= tolerance.maximum):
+    if not (math.isfinite(mean) and mean <= allowed_mean and maximum <= tolerance.maximum):
         raise CanaryMismatch(
             f"engine and trainer disagree on the canary: mean {mean:.3g}, max {maximum:.3g} nats "
-            f"(allowed {tolerance.mean:g} and {tolerance.maximum:g} for {dtype})",
-            details={"mean": mean, "max": maximum, "allowed_mean": tolerance.mean, "allowed_max": tolerance.maximum},
+            f"(allowed {allowed_mean:.3g} and {tolerance.maximum:g} for {dtype})",
+            details={"mean": mean, "max": maximum, "allowed_mean": allowed_mean, "allowed_max": tolerance.maximum},
         )
-    conclusive = base_mean > tolerance.mean
+    conclusive = base_mean > allowed_mean
     if conclusive and mean > base_mean / 2:
         raise CanaryMismatch(
             f"the engine answers as the base model: mean difference to the adapter {mean:.3g}, "

@@ -56,6 +56,16 @@ def test_an_engine_that_answers_as_the_base_model_is_found_out_within_a_wide_tol
     assert refused.value.code == "adapter_not_applied"
 
 
+@pytest.mark.parametrize(("logprob", "allowed"), [(-1.0, 0.0539), (-13.0, 0.1007)])
+def test_bfloat16_may_be_further_off_where_log_probabilities_are_large(logprob: float, allowed: float) -> None:
+    canary = Canary(tokens=((1, 2),), logprobs=((logprob,),), base_logprobs=((logprob - 1,),))
+
+    assert verdict([[logprob + allowed - 1e-3]], dtype="bfloat16", canary=canary).inconclusive is False
+    with pytest.raises(CanaryMismatch) as refused:
+        verdict([[logprob + allowed + 1e-3]], dtype="bfloat16", canary=canary)
+    assert refused.value.details["allowed_mean"] == pytest.approx(allowed, abs=1e-4)
+
+
 def test_an_adapter_that_changes_nothing_yet_is_inconclusive() -> None:
     canary = Canary(tokens=((1, 2),), logprobs=((-1.0,),), base_logprobs=((-1.0,),))
 
