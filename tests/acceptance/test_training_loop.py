@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from tests.stack import Stack
 
@@ -17,6 +18,13 @@ pytestmark = pytest.mark.engine
 
 LORA = {"rank": 8, "alpha": 16, "seed": 7}
 ADAM = {"learning_rate": 2e-3}
+
+
+SENTENCES = (
+    "The quick brown fox jumps over the lazy dog, and the dog does not mind at all.",
+    "In spring the river rises quickly, so the farmers move their sheep to higher ground.",
+    "She opened the old book and read the first page aloud to her younger brother.",
+)
 
 
 def new_session(client: httpx.Client, stack: Stack, **lora: Any) -> str:
@@ -109,14 +117,14 @@ def test_a_trained_string_grows_more_likely_through_completions_after_each_save(
     assert len(set(versions)) == 4
 
 
-def trainer_and_sampler_differences(stack: Stack) -> list[float]:
-    """Train a little, sample 20 sequences at T=1, and score their tokens with the trainer: |difference| per token."""
+def trainer_and_sampler_differences(stack: Stack, lessons: list[list[int]], prompt: list[int]) -> list[float]:
+    """Train on ``lessons``, sample 20 sequences at T=1, and score them with the trainer: |difference| per token."""
     with stack.client() as client:
         session = new_session(client, stack)
-        for operation in train_steps(stack, client, session, 5, 3):
-            stack.finish(client, operation)
+        for _ in range(3):
+            stack.run(client, session, "forward_backward", data=[next_token_datum(lesson) for lesson in lessons])
+            stack.run(client, session, "optim_step", adam_params=ADAM)
         stack.run(client, session, "save_weights")
-        prompt = random_tokens(5, 12)
         answer = client.post(
             f"/sessions/{session}/sample",
             json={"prompt": prompt, "num_samples": 20, "max_tokens": 24, "temperature": 1.0, "ignore_eos": True},
@@ -135,13 +143,19 @@ def trainer_and_sampler_differences(stack: Stack) -> list[float]:
 
 
 def test_trainer_and_sampler_logprobs_agree_in_fp32(tiny_stack: Stack) -> None:
-    differences = trainer_and_sampler_differences(tiny_stack)
+    lessons = [random_tokens(row) for row in range(3)]
+    differences = trainer_and_sampler_differences(tiny_stack, lessons, random_tokens(5, 12))
     assert len(differences) == 20 * 24
     assert statistics.mean(differences) < 1e-4
 
 
 def test_trainer_and_sampler_logprobs_agree_in_bf16(smollm_stack: Stack) -> None:
-    differences = trainer_and_sampler_differences(smollm_stack)
+    with smollm_stack.client() as client:
+        text = client.get(f"/base_models/{smollm_stack.base_model}/tokenizer/tokenizer.json").content
+    tokenizer = Tokenizer.from_str(text.decode())
+    lessons = [tokenizer.encode(sentence).ids for sentence in SENTENCES]
+    prompt = tokenizer.encode("Once upon a time, in a small village by the sea,").ids
+    differences = trainer_and_sampler_differences(smollm_stack, lessons, prompt)
     assert len(differences) == 20 * 24
     assert statistics.mean(differences) < 0.05
 
