@@ -28,7 +28,7 @@ def redact(text: str) -> str:
 
 
 def configure(stream: TextIO | None = None, level: int = logging.INFO) -> None:
-    """Send structlog and the standard library's loggers, uvicorn's included, to ``stream`` as JSON lines."""
+    """Send structlog, the standard library's loggers (uvicorn's included) and warnings to ``stream`` as JSON lines."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -50,6 +50,7 @@ def configure(stream: TextIO | None = None, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    logging.captureWarnings(True)  # a library's warning is an event like others, not a line that no parser reads
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = name != "uvicorn.access"  # our own access line replaces it

@@ -134,7 +134,9 @@ def test_missing_system_packages_are_named_with_the_command_and_fail_only_in_ci(
 
 
 def test_make_alone_lists_every_target() -> None:
-    listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     phony = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY:"))
 
     assert [line.split()[1] for line in listed.splitlines()] == phony.split()[1:]

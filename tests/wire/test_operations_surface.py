@@ -64,6 +64,14 @@ def test_logs_are_json_lines_without_keys_or_forged_lines(gateway: Gateway) -> N
     assert "tml-" + key.split("-")[1][:8] + "..." in mine[0]["path"]
 
 
+def test_a_warning_of_a_library_is_one_json_line() -> None:
+    script = "import warnings; from gateway import logs; logs.configure(); warnings.warn('first\\nsecond')"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    (line,) = answer.stderr.splitlines()
+    assert "first" in json.loads(line)["event"]
+
+
 def test_the_local_key_is_made_once_and_opens_the_default_project(gateway: Gateway) -> None:
     keyring = open_keyring(gateway.settings)
     now = SystemClock().now()
