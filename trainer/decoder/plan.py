@@ -96,11 +96,10 @@ class _Forest:
     def trees(self) -> list[tuple[int, ...]]:
         """Return groups of datums that share their first node, each in lexicographic order."""
         order = sorted(range(len(self.sequences)), key=self._rank.__getitem__)
-        drafts, paths = self._drafts(order)
+        _, paths = self._drafts(order)
         trees: dict[int, list[int]] = {}
         for index, path in zip(order, paths, strict=True):
             trees.setdefault(path[0], []).append(index)
-        del drafts
         return [tuple(tree) for tree in trees.values()]
 
     def cost(self, order: Sequence[int]) -> int:
