@@ -15,7 +15,7 @@ from gateway.core.payloads import OperationKind
 from gateway.core.results import Failure, Outcome, SaveResult
 from gateway.core.versions import CanaryReport, Group, NewVersion, Version, VersionKind, VersionState
 from gateway.store.lora import lora_columns, lora_of
-from gateway.store.operations import record_outcome
+from gateway.store.operation_rows import record_outcome
 from gateway.store.sessions import lock_session, settle_stop
 from gateway.store.tables import groups, operations, sessions, versions
 from gateway.store.text import missing, require_id, require_storable, storable

@@ -20,7 +20,7 @@ from gateway.core.sessions import Activity, OrderRule, SessionStatus, Snapshot
 from gateway.core.usage import UsageFact
 from gateway.core.versions import NewVersion
 from gateway.store.blobs import SqlBlobStore
-from gateway.store.operations import WINDOW_ENDING, discard_window, operation_of, record_outcome
+from gateway.store.operation_rows import WINDOW_ENDING, discard_window, operation_of, record_outcome
 from gateway.store.sessions import end_session, lock_session, read_session, settle_stop, used
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.transaction import Transaction

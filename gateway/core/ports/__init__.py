@@ -1,0 +1,44 @@
+"""What the core needs from the world. ``store`` and ``engines`` implement these; tests use shipped fakes.
+
+A ``UnitOfWork`` is one transaction: everything done through its stores commits together or not at all, and is
+durable when ``Database.write`` has been left. No unit is held while waiting for an engine, a trainer or a client.
+"""
+
+from gateway.core.ports.content import Artifacts, BlobStore, CorruptArtifact
+from gateway.core.ports.database import Database, UnitOfWork, Wakeups
+from gateway.core.ports.serving import EngineHealth, Engines, Prices
+from gateway.core.ports.stores import (
+    KeyStore,
+    LockStore,
+    OperationStore,
+    SampleStore,
+    SessionStore,
+    StoredSample,
+    UsageStore,
+    VersionStore,
+)
+from gateway.core.ports.work import Lease, StaleLease, Work, WorkStore
+
+__all__ = [
+    "Artifacts",
+    "BlobStore",
+    "CorruptArtifact",
+    "Database",
+    "EngineHealth",
+    "Engines",
+    "KeyStore",
+    "Lease",
+    "LockStore",
+    "OperationStore",
+    "Prices",
+    "SampleStore",
+    "SessionStore",
+    "StaleLease",
+    "StoredSample",
+    "UnitOfWork",
+    "UsageStore",
+    "VersionStore",
+    "Wakeups",
+    "Work",
+    "WorkStore",
+]

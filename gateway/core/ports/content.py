@@ -1,0 +1,42 @@
+"""Where content lies: blobs (payloads, results, answers) and artefacts (directories of saved weights)."""
+
+from pathlib import Path
+from typing import Protocol
+
+from gateway.core.ids import ProjectId
+from gateway.core.manifest import Manifest
+from gateway.core.payloads import Payload
+
+
+class BlobStore(Protocol):
+    """Tenant content by (project, sha256). Small blobs live in the database, larger ones in files, fsynced first."""
+
+    async def put(self, project_id: ProjectId, content: bytes) -> str:
+        """Store ``content`` and return its digest; storing it again is free."""
+        ...
+
+    async def get(self, project_id: ProjectId, digest: str) -> bytes:
+        """Raises NotFound when there is no such blob in the project."""
+        ...
+
+    async def put_payload(self, project_id: ProjectId, payload: Payload) -> str: ...
+
+    async def get_payload(self, project_id: ProjectId, digest: str) -> Payload: ...
+
+
+class CorruptArtifact(Exception):
+    """A stored artefact is not what its manifest says."""
+
+
+class Artifacts(Protocol):
+    """Directories of saved versions and snapshots, under names the store makes."""
+
+    def path(self, location: str) -> Path: ...
+
+    def verify(self, location: str, manifest_sha256: str) -> Manifest:
+        """Re-hash manifest and files.
+
+        Raises:
+            CorruptArtifact: something is missing or differs.
+        """
+        ...

@@ -1,0 +1,59 @@
+"""Transactions, and being told that one committed."""
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from gateway.core.ports.content import BlobStore
+from gateway.core.ports.stores import (
+    KeyStore,
+    LockStore,
+    OperationStore,
+    SampleStore,
+    SessionStore,
+    UsageStore,
+    VersionStore,
+)
+from gateway.core.ports.work import WorkStore
+
+
+class UnitOfWork(Protocol):
+    """One transaction's stores."""
+
+    @property
+    def blobs(self) -> BlobStore: ...
+    @property
+    def sessions(self) -> SessionStore: ...
+    @property
+    def operations(self) -> OperationStore: ...
+    @property
+    def versions(self) -> VersionStore: ...
+    @property
+    def keys(self) -> KeyStore: ...
+    @property
+    def samples(self) -> SampleStore: ...
+    @property
+    def usage(self) -> UsageStore: ...
+    @property
+    def work(self) -> WorkStore: ...
+    @property
+    def locks(self) -> LockStore: ...
+
+
+class Database(Protocol):
+    """Opens transactions."""
+
+    def read(self) -> AbstractAsyncContextManager[UnitOfWork]:
+        """A consistent read; writing through it is an error."""
+        ...
+
+    def write(self) -> AbstractAsyncContextManager[UnitOfWork]:
+        """Leaving normally commits durably before control returns; leaving by an exception rolls back."""
+        ...
+
+
+class Wakeups(Protocol):
+    """One source of "something was committed", for this process and the others."""
+
+    async def wait(self, seen: int, timeout_s: float) -> int:
+        """Return as soon as the change counter differs from ``seen``, or after ``timeout_s``; returns the counter."""
+        ...

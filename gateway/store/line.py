@@ -1,0 +1,75 @@
+"""Where queued operations stand in their session's line."""
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import and_, func, select
+
+from gateway.core.ids import SessionId
+from gateway.core.sessions import OrderRule
+from gateway.store.sessions import OPEN
+from gateway.store.tables import operations
+from gateway.store.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a queued operation stands: how many come before it, and the lowest missing seq that holds it back."""
+
+    position: int
+    missing_seq: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A session's unfinished operations in order."""
+
+    order: OrderRule
+    applied_seq: int
+    waiting: Sequence[int]  # seqs above applied_seq, ascending
+
+    def place(self, seq: int) -> Place:
+        position = bisect_left(self.waiting, seq)
+        if self.order is OrderRule.ASCENDING or position == seq - self.applied_seq - 1:
+            return Place(position=position, missing_seq=None)
+        expected = itertools.count(self.applied_seq + 1)
+        present = itertools.chain(self.waiting[:position], [seq])
+        return Place(position=position, missing_seq=next(e for e, p in zip(expected, present) if e != p))  # noqa: B905
+
+
+async def place_of(
+    transaction: Transaction, session_id: SessionId, order_rule: str, applied_seq: int, seq: int
+) -> Place:
+    rows = await transaction.rows(
+        select(func.count().label("before")).where(
+            and_(
+                operations.c.session_id == session_id,
+                operations.c.status.in_(OPEN),
+                operations.c.seq > applied_seq,
+                operations.c.seq < seq,
+            )
+        )
+    )
+    position: int = rows[0]["before"]
+    if order_rule == OrderRule.ASCENDING or position == seq - applied_seq - 1:
+        return Place(position=position, missing_seq=None)
+    return (await line_of(transaction, session_id, order_rule, applied_seq, seq)).place(seq)
+
+
+async def line_of(transaction: Transaction, session_id: SessionId, order_rule: str, applied_seq: int, seq: int) -> Line:
+    """Return the line up to operation ``seq``."""
+    rows = await transaction.rows(
+        select(operations.c.seq)
+        .where(
+            and_(
+                operations.c.session_id == session_id,
+                operations.c.status.in_(OPEN),
+                operations.c.seq > applied_seq,
+                operations.c.seq <= seq,
+            )
+        )
+        .order_by(operations.c.seq)
+    )
+    return Line(order=OrderRule(order_rule), applied_seq=applied_seq, waiting=[row["seq"] for row in rows])
