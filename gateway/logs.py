@@ -54,7 +54,7 @@ def configure(stream: TextIO | None = None, level: int = logging.INFO) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = name != "uvicorn.access"  # our own access line replaces it
-    for name in ("httpx", "httpcore", "sse_starlette", "aiosqlite"):
+    for name in ("httpx", "httpcore", "sse_starlette"):
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

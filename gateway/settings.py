@@ -3,17 +3,13 @@
 from pathlib import Path
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.places import Places
 
 
-class Settings(BaseSettings):
+class Settings(Places):
     """Every setting with its default. Paths that are unset lie under ``data_dir``."""
 
-    model_config = SettingsConfigDict(env_prefix="LOOPLINE_", extra="ignore", frozen=True)
-
-    data_dir: Path = Field(default=Path(".loopline"), description="Database, blobs, artefacts, models, logs")
-    database_url: str | None = Field(default=None, description="SQLAlchemy URL; unset: SQLite under data_dir")
-    catalog: Path | None = Field(default=None, description="Catalogue of base models; unset: run/catalog.toml")
     prices: Path | None = Field(default=None, description="Price list; unset: the one that ships")
     host: str = Field(default="127.0.0.1", description="Address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on")
@@ -25,24 +21,8 @@ class Settings(BaseSettings):
     engine_timeout_s: float = Field(default=600.0, gt=0, description="Longest time of one engine request")
 
     @property
-    def resolved_database_url(self) -> str:
-        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir.absolute() / 'loopline.db'}"
-
-    @property
-    def resolved_catalog(self) -> Path:
-        return self.catalog or self.data_dir / "run" / "catalog.toml"
-
-    @property
     def resolved_master_key_file(self) -> Path:
         return self.master_key_file or self.data_dir / "master.key"
-
-    @property
-    def blob_dir(self) -> Path:
-        return self.data_dir / "blobs"
-
-    @property
-    def artifact_dir(self) -> Path:
-        return self.data_dir / "artifacts"
 
     @property
     def model_dir(self) -> Path:

@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, create_engine, event, make_url, text
 from sqlalchemy.pool import NullPool
 
 _ADVISORY_LOCK = 0x6C6F6F70  # "loop": one number that only migrations take
-_DRIVERS = {"sqlite": "sqlite", "sqlite+aiosqlite": "sqlite", "postgresql+psycopg": "postgresql+psycopg"}
+_DRIVERS = ("sqlite", "postgresql+psycopg")
 
 
 def upgrade(url: str) -> None:
@@ -26,7 +26,7 @@ def upgrade(url: str) -> None:
     Raises:
         ValueError: a URL of another kind.
     """
-    parsed = _sync_url(url)
+    parsed = _checked_url(url)
     if parsed.get_backend_name() == "sqlite":
         path = Path(str(parsed.database)).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def upgrade(url: str) -> None:
 
 def check(url: str) -> bool:
     """Say whether the database exists and is at the newest revision. Creates nothing."""
-    parsed = _sync_url(url)
+    parsed = _checked_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
         return False
     with _connect(parsed) as connection:
@@ -62,11 +62,11 @@ def _config() -> Config:
     return config
 
 
-def _sync_url(url: str) -> URL:
+def _checked_url(url: str) -> URL:
     parsed = make_url(url)
     if parsed.drivername not in _DRIVERS:
         raise ValueError(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {parsed.drivername}")
-    return parsed.set(drivername=_DRIVERS[parsed.drivername])
+    return parsed
 
 
 @contextmanager

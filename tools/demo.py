@@ -4,7 +4,6 @@ Ctrl-C at any moment (and SIGTERM) ends the recipe, which stops its session, the
 recipe: `.venv/bin/python tools/demo.py --seed 2`.
 """
 
-import json
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from console import Refusal, elapsed, say
 
 from gateway.auth.master import open_keyring
 from gateway.settings import Settings
+from gateway.supervisor.records import RunDir
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "clients" / "cookbook" / "grpo_arithmetic.py"
@@ -37,7 +37,7 @@ def main() -> int:
     stack = start(sys.executable, *UP, "--port", str(port), "--data-dir", str(data_dir))
     recipe: Child | None = None
     try:
-        wait_ready(stack, data_dir / "run" / "gateway.json")
+        wait_ready(stack, RunDir(data_dir))
         keyring = open_keyring(Settings(data_dir=data_dir))
         os.environ.update(LOOPLINE_BASE_URL=url, LOOPLINE_API_KEY=keyring.text(keyring.local_key_id))
         recipe = start(sys.executable, str(RECIPE), "--plot", str(data_dir / "reward_curve.png"), *sys.argv[1:])
@@ -71,7 +71,7 @@ def start(*command: str) -> Child:
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
-def wait_ready(stack: Child, address: Path) -> None:
+def wait_ready(stack: Child, run_dir: RunDir) -> None:
     """Block until the stack has written down where it listens, which it does when all of it is ready.
 
     Raises:
@@ -81,7 +81,8 @@ def wait_ready(stack: Child, address: Path) -> None:
         try:
             stack.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
-            if address.exists() and json.loads(address.read_text())["pid"] == stack.pid:
+            address = run_dir.address()
+            if address is not None and address.pid == stack.pid:
                 return
         else:
             raise Refusal(f"`loopline up` ended with exit status {stack.returncode}; the reason is above")

@@ -1,21 +1,16 @@
 """The trainer's settings: read once at start from the environment (``LOOPLINE_...``), then passed on."""
 
 import os
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.places import Places
 
 
-class TrainerSettings(BaseSettings):
-    """Every setting with its default. The first three are the gateway's own and must name the same places."""
+class TrainerSettings(Places):
+    """Every setting with its default. ``Places`` must be the gateway's own."""
 
-    model_config = SettingsConfigDict(env_prefix="LOOPLINE_", extra="ignore", frozen=True)
-
-    data_dir: Path = Field(default=Path(".loopline"), description="Database, blobs, artefacts, models, logs")
-    database_url: str | None = Field(default=None, description="SQLAlchemy URL; unset: SQLite under data_dir")
-    catalog: Path | None = Field(default=None, description="Catalogue of base models; unset: run/catalog.toml")
     base_model: str | None = Field(default=None, description="Catalogue name; unset: the catalogue's only model")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
     compute_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
@@ -29,21 +24,5 @@ class TrainerSettings(BaseSettings):
     max_resident: int = Field(default=16, ge=1, description="Sessions in memory; others wait parked on disk")
 
     @property
-    def resolved_database_url(self) -> str:
-        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir.absolute() / 'loopline.db'}"
-
-    @property
-    def resolved_catalog(self) -> Path:
-        return self.catalog or self.data_dir / "run" / "catalog.toml"
-
-    @property
     def resolved_threads(self) -> int:
         return self.threads or len(os.sched_getaffinity(0))
-
-    @property
-    def blob_dir(self) -> Path:
-        return self.data_dir / "blobs"
-
-    @property
-    def artifact_dir(self) -> Path:
-        return self.data_dir / "artifacts"

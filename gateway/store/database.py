@@ -1,7 +1,6 @@
 """Opens transactions on the database that a URL names, durable or not at all.
 
-``sqlite:///path`` (or ``sqlite+aiosqlite:///path``) serves one machine; ``postgresql+psycopg://...`` serves several.
-Both pass one suite.
+``sqlite:///path`` serves one machine, ``postgresql+psycopg://...`` several. Both pass one suite.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
@@ -120,7 +119,7 @@ async def open_database(url: str, *, blob_dir: Path, clock: Clock | None = None)
     parsed = make_url(url)
     clock = clock or SystemClock()
     match parsed.drivername:
-        case "sqlite" | "sqlite+aiosqlite":
+        case "sqlite":
             opened = open_sqlite(parsed, blob_dir=blob_dir, clock=clock)
         case "postgresql+psycopg":
             opened = open_postgres(parsed, blob_dir=blob_dir, clock=clock)

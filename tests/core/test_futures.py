@@ -19,7 +19,7 @@ from tests.store.bench import Bench, HandClock, open_bench
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    url = f"sqlite+aiosqlite:///{tmp_path}/loopline.db"
+    url = f"sqlite:///{tmp_path}/loopline.db"
     migrations.upgrade(url)
     async with open_database(url, blob_dir=tmp_path / "blobs") as database:
         yield await open_bench(database, HandClock())

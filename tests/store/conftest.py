@@ -20,7 +20,7 @@ __all__ = ["postgres"]
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "loopline.db"
-    migrations.upgrade(f"sqlite+aiosqlite:///{path}")
+    migrations.upgrade(f"sqlite:///{path}")
     return path
 
 

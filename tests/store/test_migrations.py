@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database without tables; on SQLite one whose directory does not exist yet."""
     if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path}/new/directory/loopline.db"
+        return f"sqlite:///{tmp_path}/new/directory/loopline.db"
     postgres: PostgresServer = request.getfixturevalue("postgres")
     return postgres.url(postgres.create())
 
@@ -74,7 +74,7 @@ def test_migrations_build_exactly_the_tables_of_the_code(
     empty_url: str, postgres: PostgresServer, tmp_path: Path
 ) -> None:
     migrations.upgrade(empty_url)
-    other = f"sqlite+aiosqlite:///{tmp_path}/created.db" if "sqlite" in empty_url else postgres.url(postgres.create())
+    other = f"sqlite:///{tmp_path}/created.db" if "sqlite" in empty_url else postgres.url(postgres.create())
     with connect(other) as connection:
         metadata.create_all(connection)
         connection.commit()
@@ -104,7 +104,7 @@ def test_a_database_is_at_head_after_an_upgrade_and_not_before(empty_url: str) -
 
 
 def test_checking_creates_nothing(tmp_path: Path) -> None:
-    assert migrations.check(f"sqlite+aiosqlite:///{tmp_path}/new/loopline.db") is False
+    assert migrations.check(f"sqlite:///{tmp_path}/new/loopline.db") is False
     assert list(tmp_path.iterdir()) == []
 
 

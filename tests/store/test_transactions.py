@@ -241,9 +241,9 @@ async def test_sqlite_runs_with_wal_and_full_fsync(sqlite: SqlDatabase) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "sqlite+aiosqlite://",
-        "sqlite+aiosqlite:///:memory:",
-        "sqlite+aiosqlite:///file.db?cache=shared",
+        "sqlite+aiosqlite:///file.db",
+        "sqlite:///:memory:",
+        "sqlite:///file.db?cache=shared",
         "sqlite:///",
         "sqlite+pysqlcipher:///file.db",
         "mysql://host/name",

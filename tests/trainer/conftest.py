@@ -64,7 +64,7 @@ def make_backend(base: BaseModel, micro_batch_tokens: int = 128) -> PeftBackend:
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("migrated") / "loopline.db"
-    migrations.upgrade(f"sqlite+aiosqlite:///{path}")
+    migrations.upgrade(f"sqlite:///{path}")
     return path
 
 
@@ -78,7 +78,7 @@ def kernels() -> Iterator[Kernels]:
 async def world(migrated: Path, base: BaseModel, kernels: Kernels, tmp_path: Path) -> AsyncIterator[World]:
     shutil.copy(migrated, tmp_path / "loopline.db")
     clock = HandClock()
-    url = f"sqlite+aiosqlite:///{tmp_path / 'loopline.db'}"
+    url = f"sqlite:///{tmp_path / 'loopline.db'}"
     async with open_database(url, blob_dir=tmp_path / "blobs", clock=clock) as database:
         await kernels.run(lambda: configure_torch(threads=1))
         yield await make_world(database, kernels, clock, base, tmp_path / "artifacts")

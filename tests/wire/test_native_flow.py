@@ -8,7 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.wire.native.schemas import LogprobsRead, OperationRead, SampleRead, SessionRead, VersionRead
+from gateway.wire.native.schemas.model_packages import VersionRead
+from gateway.wire.native.schemas.operations import OperationRead
+from gateway.wire.native.schemas.sampling import LogprobsRead, SampleRead
+from gateway.wire.native.schemas.sessions import SessionRead
 from tests.wire.gateways import UNTRAINED, Gateway
 from tests.wire.training import BASE, datum, finish, new_session, run, submit, trained_session, usage_of
 

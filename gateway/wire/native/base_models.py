@@ -8,7 +8,7 @@ from fastapi.responses import FileResponse
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import NotFound
 from gateway.wire.deps import Caller, CatalogDep
-from gateway.wire.native.schemas import BaseModelList, BaseModelRead
+from gateway.wire.native.schemas.base_models import BaseModelList, BaseModelRead
 from gateway.wire.routes import DialectRoute
 
 router = APIRouter(route_class=DialectRoute, tags=["base models"])

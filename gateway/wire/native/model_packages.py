@@ -8,7 +8,8 @@ from gateway.core.errors import NotFound
 from gateway.core.ids import VersionId
 from gateway.wire.deps import Caller, Reading
 from gateway.wire.native.render import version_read
-from gateway.wire.native.schemas import GroupList, GroupRead, PageQuery, VersionPage, VersionRead
+from gateway.wire.native.schemas.base import PageQuery
+from gateway.wire.native.schemas.model_packages import GroupList, GroupRead, VersionPage, VersionRead
 from gateway.wire.routes import DialectRoute
 from gateway.wire.targets import find_version
 

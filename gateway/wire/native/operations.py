@@ -39,7 +39,7 @@ from gateway.wire.deps import (
 )
 from gateway.wire.native.payloads import Batch, parse_batch
 from gateway.wire.native.render import operation_read
-from gateway.wire.native.schemas import (
+from gateway.wire.native.schemas.operations import (
     LoadStateCreate,
     OperationPage,
     OperationRead,

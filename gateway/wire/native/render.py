@@ -13,23 +13,20 @@ from gateway.core.tensors import TensorData
 from gateway.core.usage import Meter, UsageFact
 from gateway.core.versions import Version
 from gateway.wire.metering import cost_nanos, quantities
-from gateway.wire.native.schemas import (
-    CanaryRead,
+from gateway.wire.native.schemas.model_packages import CanaryRead, VersionRead
+from gateway.wire.native.schemas.operations import (
     FailureRead,
     ForwardRead,
     LoadStateRead,
-    LoraRead,
     OperationRead,
     OptimStepRead,
     ProgressRead,
     ResultRead,
-    SampleUsageRead,
     SaveRead,
-    SequenceRead,
-    SessionRead,
     TensorRead,
-    VersionRead,
 )
+from gateway.wire.native.schemas.sampling import SampleUsageRead, SequenceRead
+from gateway.wire.native.schemas.sessions import LoraRead, SessionRead
 
 _UNRUN: Mapping[Status, FailureRead] = {
     Status.SKIPPED: FailureRead(

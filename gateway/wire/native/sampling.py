@@ -29,12 +29,12 @@ from gateway.wire.deps import (
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
 from gateway.wire.metering import cost_nanos, record, sampling_facts
 from gateway.wire.native.render import sequences_read, usage_read, version_address, version_id
-from gateway.wire.native.schemas import (
+from gateway.wire.native.schemas.base import Read
+from gateway.wire.native.schemas.sampling import (
     FreeLogprobsCreate,
     FreeSampleCreate,
     LogprobsCreate,
     LogprobsRead,
-    Read,
     SampleCreate,
     SampleRead,
 )

@@ -23,7 +23,8 @@ from gateway.wire.deps import (
 )
 from gateway.wire.idempotency import request_digest, reused
 from gateway.wire.native.render import session_read
-from gateway.wire.native.schemas import LoraCreate, PageQuery, SessionCreate, SessionPage, SessionRead
+from gateway.wire.native.schemas.base import PageQuery
+from gateway.wire.native.schemas.sessions import LoraCreate, SessionCreate, SessionPage, SessionRead
 from gateway.wire.routes import DialectRoute
 from gateway.wire.targets import SESSION_PREFIX, find_session
 

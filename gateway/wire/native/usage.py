@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from gateway.wire.deps import Caller, ClockDep, PricesDep, Reading
-from gateway.wire.native.schemas import UsageQuery, UsageRead, UsageRow
+from gateway.wire.native.schemas.usage import UsageQuery, UsageRead, UsageRow
 from gateway.wire.routes import DialectRoute
 from gateway.wire.targets import find_session
 

@@ -1,0 +1,35 @@
+"""Where a deployment's processes meet: the settings that gateway and trainer must read alike.
+
+A leaf: every process may import it, the trainer included, which sees nothing else of the gateway above its store.
+"""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Places(BaseSettings):
+    """Database, catalogue and directories. Paths that are unset lie under ``data_dir``."""
+
+    model_config = SettingsConfigDict(env_prefix="LOOPLINE_", extra="ignore", frozen=True)
+
+    data_dir: Path = Field(default=Path(".loopline"), description="Database, blobs, artefacts, models, logs")
+    database_url: str | None = Field(default=None, description="SQLAlchemy URL; unset: SQLite under data_dir")
+    catalog: Path | None = Field(default=None, description="Catalogue of base models; unset: run/catalog.toml")
+
+    @property
+    def resolved_database_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'loopline.db'}"
+
+    @property
+    def resolved_catalog(self) -> Path:
+        return self.catalog or self.data_dir / "run" / "catalog.toml"
+
+    @property
+    def blob_dir(self) -> Path:
+        return self.data_dir / "blobs"
+
+    @property
+    def artifact_dir(self) -> Path:
+        return self.data_dir / "artifacts"

@@ -1,0 +1,1 @@
+"""Requests and responses as this dialect spells them, one file per resource."""
