@@ -38,6 +38,7 @@ class VersionState(StrEnum):
 class CanaryReport:
     """What the gate measured: absolute log-probability differences (nats) between trainer and engine.
 
+    ``control_mean_difference`` is their mean difference without the adapter, on the same tokens;
     ``base_mean_difference`` is the mean absolute difference between the adapter's and the base model's own scores;
     ``inconclusive`` says that it was within tolerance, so the engine could not be shown to apply the adapter.
     """
@@ -45,6 +46,8 @@ class CanaryReport:
     mean_difference: float
     max_difference: float
     tolerance: float
+    mean_tolerance: float
+    control_mean_difference: float
     base_mean_difference: float
     inconclusive: bool
     engine: str

@@ -30,8 +30,11 @@ async def admit(engine: Vllm, version: Version, base: BaseModel, artifacts: Arti
     canary = _checked(manifest.canary, version, base)
     await _load(engine, version, base, canary, artifacts)
     try:
-        scores = await _scores(engine, version, canary)
-        return judge(canary, scores, dtype=base.dtype, engine=engine.url, seconds=time.monotonic() - started)
+        by_generating = version.lora.train_unembed and not engine.exact_prompt_scores
+        scores = await _scores(engine, version.id, canary, by_generating=by_generating)
+        control = await _scores(engine, base.name, canary, by_generating=by_generating)
+        seconds = time.monotonic() - started
+        return judge(canary, scores, control, dtype=base.dtype, engine=engine.url, seconds=seconds)
     except (EngineFault, Invalid) as error:
         await engine.unload_adapter(version.id)
         await _refuse(engine, base, canary, error)
@@ -78,10 +81,11 @@ def _checked(canary: Canary | None, version: Version, base: BaseModel) -> Canary
     return canary
 
 
-async def _scores(engine: Vllm, version: Version, canary: Canary) -> Sequence[Sequence[float]]:
-    scores = await engine.score(version.id, canary.tokens)
-    if version.lora.train_unembed and not engine.exact_prompt_scores:
-        scores = [await engine.score_by_generating(version.id, tokens) for tokens in canary.tokens]
+async def _scores(engine: Vllm, model: str, canary: Canary, *, by_generating: bool) -> Sequence[Sequence[float]]:
+    if by_generating:
+        scores = [await engine.score_by_generating(model, tokens) for tokens in canary.tokens]
+    else:
+        scores = await engine.score(model, canary.tokens)
     finite = [[score for score in sequence if score is not None] for sequence in scores]
     if sum(map(len, finite)) != sum(map(len, scores)):
         raise CanaryMismatch("the engine finds no finite probability for a token of the canary")

@@ -28,6 +28,13 @@ def tracked(*suffixes: str) -> list[Path]:
     return [path for path in files if path.is_file() and (not suffixes or path.suffix in suffixes)]
 
 
+def test_git_tracks_nothing_that_it_ignores() -> None:
+    listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.stdout == ""
+
+
 def lines_with(pattern: re.Pattern[str], files: list[Path]) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"

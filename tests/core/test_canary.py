@@ -15,8 +15,12 @@ CANARY = Canary(
 )
 
 
-def verdict(scores: list[list[float]], dtype: str = "float32", canary: Canary = CANARY) -> CanaryReport:
-    return judge(canary, scores, dtype=dtype, engine="http://e", seconds=0.5)
+def verdict(
+    scores: list[list[float]], dtype: str = "float32", canary: Canary = CANARY, off: float = 0.0
+) -> CanaryReport:
+    """Judge an engine whose scores of the base model are ``off`` by so much at each token."""
+    base_scores = [[score + off for score in row] for row in canary.base_logprobs]
+    return judge(canary, scores, base_scores, dtype=dtype, engine="http://e", seconds=0.5)
 
 
 def test_an_engine_that_agrees_is_reported_with_its_numbers() -> None:
@@ -56,14 +60,25 @@ def test_an_engine_that_answers_as_the_base_model_is_found_out_within_a_wide_tol
     assert refused.value.code == "adapter_not_applied"
 
 
-@pytest.mark.parametrize(("logprob", "allowed"), [(-1.0, 0.0539), (-13.0, 0.1007)])
-def test_bfloat16_may_be_further_off_where_log_probabilities_are_large(logprob: float, allowed: float) -> None:
-    canary = Canary(tokens=((1, 2),), logprobs=((logprob,),), base_logprobs=((logprob - 1,),))
+@pytest.mark.parametrize(("off", "allowed"), [(0.0, 0.05), (0.02, 0.05), (-0.06, 0.12), (0.19, 0.38)])
+def test_an_adapter_may_be_off_by_twice_what_the_base_model_is(off: float, allowed: float) -> None:
+    canary = Canary(tokens=((1, 2),), logprobs=((-3.0,),), base_logprobs=((-4.0,),))
 
-    assert verdict([[logprob + allowed - 1e-3]], dtype="bfloat16", canary=canary).inconclusive is False
+    report = verdict([[-3.0 + allowed - 1e-6]], dtype="bfloat16", canary=canary, off=off)
+    assert (report.control_mean_difference, report.mean_tolerance) == pytest.approx((abs(off), allowed))
     with pytest.raises(CanaryMismatch) as refused:
-        verdict([[logprob + allowed + 1e-3]], dtype="bfloat16", canary=canary)
-    assert refused.value.details["allowed_mean"] == pytest.approx(allowed, abs=1e-4)
+        verdict([[-3.0 + allowed + 1e-6]], dtype="bfloat16", canary=canary, off=off)
+    assert refused.value.details["allowed_mean"] == pytest.approx(allowed)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [("bfloat16", 0.21), ("float32", 9e-4), ("float32", math.nan)])
+def test_an_engine_that_holds_another_base_model_is_a_mismatch_whatever_the_adapter_scores(
+    dtype: str, off: float
+) -> None:
+    with pytest.raises(CanaryMismatch) as refused:
+        verdict([[-1.0, -2.0], [-3.0]], dtype=dtype, off=off)
+
+    assert refused.value.code == "base_mismatch"
 
 
 def test_an_adapter_that_changes_nothing_yet_is_inconclusive() -> None:

@@ -339,8 +339,8 @@ async def test_two_replicas_share_the_work_and_one_that_is_away_is_passed_by(
             answers = await asyncio.gather(*(pool.generate(target, ask()) for _ in range(8)))
             assert len(set(answers)) == 1
             generated = [await metric(client, "vllm:generation_tokens_total") for client in (first, second)]
-            # 4 answers of 8 tokens each, and one token for the canary
-            assert generated == [33, 33]
+            # 4 answers of 8 tokens each, and two tokens for the canary: with the adapter and without
+            assert generated == [34, 34]
 
             process.stop()
             assert [health.ready for health in await pool.health(base)] == [False, True]

@@ -25,6 +25,8 @@ class CanaryRead(Read):
     mean_difference: float
     max_difference: float
     tolerance: float
+    mean_tolerance: float
+    control_mean_difference: float
     base_mean_difference: float
     inconclusive: bool
     engine: str
