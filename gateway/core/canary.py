@@ -2,8 +2,8 @@
 
 The trainer writes token sequences and its own log-probabilities for them, with the adapter and without, into the
 version's manifest. The gate scores the same tokens through the engine, with the adapter and without, and compares, in
-nats per token. Scores without the adapter are the control: how far rounding alone takes this engine from the trainer, on
-these tokens and this hardware.
+nats per token. Scores without the adapter are the control: how far rounding alone takes this engine from the trainer,
+on these tokens and this hardware.
 """
 
 import math
