@@ -110,6 +110,8 @@ def running_gateway(
         started = Gateway(url=f"http://127.0.0.1:{port}", settings=settings, keys=keys, log=log, process=gateway)
         _wait_alive(started)
         yield started
+    warned = [line for line in log.read_text().splitlines() if '"logger":"py.warnings"' in line]
+    assert not warned, f"libraries warned the gateway {len(warned)} times, first: {warned[0]}"
 
 
 def untrained_model(endpoint: EngineEndpoint) -> str:

@@ -56,7 +56,7 @@ Stops = Annotated[
 ]
 Biases = Annotated[
     dict[int, float] | None,
-    PlainValidator(_biases),
+    BeforeValidator(_biases),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
 ]
 
