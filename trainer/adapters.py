@@ -1,8 +1,9 @@
 """LoRA adapters of many sessions on one base model: attach, activate, detach. Nothing else touches PEFT's layers.
 
-An adapter's tensors are float32 masters on the base's device, whatever the base computes in. Names are
-``<module path>.lora_A`` (``[rank, in]``) and ``<module path>.lora_B`` (``[out, rank]``), module paths as in the base
-model.
+PEFT wraps the base for an adapter when the plain way first computes with it: the lean decoder reads tensors alone, and
+a session that it serves is attached and detached in no time. An adapter's tensors are float32 masters on the base's
+device, whatever the base computes in. Names are ``<module path>.lora_A`` (``[rank, in]``) and ``<module path>.lora_B``
+(``[out, rank]``), module paths as in the base model.
 """
 
 import hashlib
@@ -27,14 +28,19 @@ MLP = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 
 
 class AdapterBank:
-    """Adapters by name on a base model, one active at a time, or none."""
+    """Adapters by name on a base model, one active at a time, or none.
+
+    Outside ``active`` all masters want gradients.
+    """
 
     def __init__(self, base: LanguageModel) -> None:
         self._model = base.module
+        self._device = base.device
         self.head_path = base.head_path
         self._tuner: LoraModel | None = None
         self._tensors: dict[str, dict[str, nn.Parameter]] = {}
-        self._scales: dict[str, float] = {}
+        self._configs: dict[str, LoraConfig] = {}
+        self._wrapped: set[str] = set()
         self._shapes = {
             path: (module.out_features, module.in_features)
             for path, module in base.modules().items()
@@ -69,6 +75,66 @@ class AdapterBank:
     def attach(self, name: str, lora: LoraConfig, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Add an adapter: fresh from the config's seed, or with the values of ``tensors``."""
         targets = self.targets(lora)
+        values = initial_tensors(lora, targets) if tensors is None else tensors
+        names = [f"{path}.{side}" for path in targets for side in ("lora_A", "lora_B")]
+        self._tensors[name] = {
+            each: nn.Parameter(values[each].to(self._device, torch.float32, copy=True).contiguous()) for each in names
+        }
+        self._configs[name] = lora
+
+    def detach(self, name: str) -> None:
+        """Remove an adapter and free its tensors."""
+        del self._tensors[name], self._configs[name]
+        if self._tuner is not None and name in self._wrapped:
+            self._wrapped.remove(name)
+            self._tuner.delete_adapter(name)
+
+    def tensors(self, name: str) -> dict[str, nn.Parameter]:
+        """Return the adapter's masters in a fixed order."""
+        return self._tensors[name]
+
+    @contextmanager
+    def active(self, name: str | None) -> Iterator[None]:
+        """Let the base module compute with this adapter alone, or (None) as it is, inside the block."""
+        if name is not None and name not in self._wrapped:
+            self._wrap(name)
+        for layer in self._layers():
+            layer.enable_adapters(enabled=name is not None)
+            if name is not None:
+                layer.set_adapter([name])
+        try:
+            yield
+        finally:
+            for layer in self._layers():
+                layer.enable_adapters(enabled=False)
+                layer.set_adapter([])
+            for tensors in self._tensors.values():
+                for master in tensors.values():
+                    master.requires_grad_()  # PEFT switches off those of adapters that are not active
+
+    def scale(self, name: str | None) -> float:
+        """Return what multiplies the adapter's product of B and A; 1 for the base model."""
+        return 1.0 if name is None else self._configs[name].scale
+
+    def head(self, name: str | None) -> Head:
+        """Return the unembedding as adapter ``name`` has it."""
+        module: Any = self._model.get_submodule(self.head_path)
+        base: Any = module.get_base_layer() if isinstance(module, LoraLayer) else module
+        A = f"{self.head_path}.lora_A"
+        if name is None or A not in self._tensors[name]:
+            return Head(weight_VH=base.weight, bias_V=base.bias)
+        return Head(
+            weight_VH=base.weight,
+            bias_V=base.bias,
+            A_RH=self._tensors[name][A],
+            B_VR=self._tensors[name][f"{self.head_path}.lora_B"],
+            scale=self._configs[name].scale,
+        )
+
+    def _wrap(self, name: str) -> None:
+        """Make PEFT's layers for an adapter, on the masters that it has."""
+        lora, tensors = self._configs[name], self._tensors[name]
+        targets = self.targets(lora)
         alpha: Any = lora.alpha  # PEFT only divides it
         config = PeftLoraConfig(
             r=lora.rank,
@@ -85,59 +151,11 @@ class AdapterBank:
             else:
                 self._tuner.peft_config[name] = config
                 self._tuner.inject_adapter(self._model, name)
-        values = initial_tensors(lora, targets) if tensors is None else tensors
-        parameters: dict[str, nn.Parameter] = {}
+        self._wrapped.add(name)
         for path in targets:
             layer = self._model.get_submodule(path)
             for side in ("lora_A", "lora_B"):
-                linear = getattr(layer, side)[name]
-                value = values[f"{path}.{side}"].to(linear.weight.device, torch.float32, copy=True)
-                linear.weight = parameters[f"{path}.{side}"] = nn.Parameter(value.contiguous())
-        self._tensors[name] = parameters
-        self._scales[name] = lora.scale
-
-    def detach(self, name: str) -> None:
-        """Remove an adapter and free its tensors."""
-        del self._tensors[name], self._scales[name]
-        if self._tuner is not None:
-            self._tuner.delete_adapter(name)
-
-    def tensors(self, name: str) -> dict[str, nn.Parameter]:
-        """Return the adapter's masters in a fixed order."""
-        return self._tensors[name]
-
-    @contextmanager
-    def active(self, name: str | None) -> Iterator[None]:
-        """Compute with this adapter alone, or (None) with the bare base model, inside the block."""
-        for layer in self._layers():
-            layer.enable_adapters(enabled=name is not None)
-            if name is not None:
-                layer.set_adapter([name])
-        try:
-            yield
-        finally:
-            for layer in self._layers():
-                layer.enable_adapters(enabled=False)
-                layer.set_adapter([])
-
-    def scale(self, name: str | None) -> float:
-        """Return what multiplies the adapter's product of B and A; 1 for the base model."""
-        return 1.0 if name is None else self._scales[name]
-
-    def head(self, name: str | None) -> Head:
-        """Return the unembedding as adapter ``name`` has it."""
-        module: Any = self._model.get_submodule(self.head_path)
-        base: Any = module.get_base_layer() if isinstance(module, LoraLayer) else module
-        A = f"{self.head_path}.lora_A"
-        if name is None or A not in self._tensors[name]:
-            return Head(weight_VH=base.weight, bias_V=base.bias)
-        return Head(
-            weight_VH=base.weight,
-            bias_V=base.bias,
-            A_RH=self._tensors[name][A],
-            B_VR=self._tensors[name][f"{self.head_path}.lora_B"],
-            scale=self._scales[name],
-        )
+                getattr(layer, side)[name].weight = tensors[f"{path}.{side}"]
 
     def _layers(self) -> Iterator[LoraLayer]:
         return (module for module in self._model.modules() if isinstance(module, LoraLayer))

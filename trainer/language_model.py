@@ -18,6 +18,7 @@ class LanguageModel:
         self._model: Any = loaded.to(device).eval().requires_grad_(False)
         self.module: nn.Module = self._model
         self.dtype = dtype
+        self.device = device
         head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
         self.head_path = self._path(head)
         self.embedding_path = self._path(embedding)

@@ -3,17 +3,17 @@
 Which one computes an operation depends on the model and on that operation alone, so a replay takes the same way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gateway.core.tensors import Datum
+from gateway.core.tensors import Datum, TensorData
 from trainer import decoder
 from trainer.adapters import AdapterBank
-from trainer.batching import MicroBatch, plan, to_tensor
+from trainer.batching import MicroBatch, assemble, plan, to_tensor
 from trainer.language_model import LanguageModel
 from trainer.logprobs import target_logprobs
 
@@ -27,7 +27,7 @@ class Share:
 
 
 class Passes:
-    """Plans operations and computes log-probabilities of their targets. The adapter asked for must be the active one.
+    """Plans operations and computes log-probabilities of their targets, inside ``active``.
 
     ``micro_batch_tokens`` bounds the tokens computed at once; ``lean`` False always takes the plain way.
     """
@@ -89,22 +89,32 @@ class Passes:
         )
         return torch.cat([part.flatten() for part in parts])
 
-    def score(self, adapter: str | None, sequence: Sequence[int], device: torch.device) -> Tensor:
-        """Return the log-probability of every token of ``sequence`` but the first."""
-        tokens = torch.tensor([sequence], dtype=torch.int64, device=device)
-        batch = MicroBatch(
-            rows=(0,),
-            lengths=(len(sequence) - 1,),
-            tokens_BT=tokens[:, :-1],
-            real_BT=torch.ones_like(tokens[:, :-1], dtype=torch.bool),
-            targets=tokens[0, 1:],
-            real_PK=None,
-            inputs={},
-            temperature_P=None,
-            shapes=((len(sequence) - 1,),),
-        )
-        tree = None if self._decoder is None else self._decoder.plan([np.asarray(sequence[:-1], np.int64)])[0]
-        return self.logprobs(adapter, batch, tree)
+    def score(self, adapter: str | None, sequences: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+        """Return, for every sequence, the log-probability of each of its tokens but the first."""
+        data = [
+            Datum(
+                model_input=TensorData.ints(sequence[:-1]),
+                loss_fn_inputs={"target_tokens": TensorData.ints(sequence[1:])},
+            )
+            for sequence in sequences
+        ]
+        found: dict[int, Tensor] = {}
+        shares = self.shares(data)
+        with torch.no_grad(), self.active(adapter, shares):
+            for share in shares:
+                batch = assemble(data, share.rows, device)
+                values = batch.split(self.logprobs(adapter, batch, share.tree))
+                found.update(zip(share.rows, values, strict=True))
+        return [found[index] for index in range(len(data))]
+
+    @contextmanager
+    def active(self, adapter: str | None, shares: Sequence[Share]) -> Iterator[None]:
+        """Prepare the base module for an operation that takes the plain way; the lean way leaves it alone."""
+        if all(share.tree is not None for share in shares):
+            yield
+            return
+        with self._bank.active(adapter):
+            yield
 
     def _plain(self, adapter: str | None, batch: MicroBatch) -> Tensor:
         hidden_PH = self._model.hidden(batch.tokens_BT)[batch.real_BT]

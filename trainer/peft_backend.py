@@ -6,8 +6,7 @@ There is no dropout and no other randomness after a session's first tensors. Suf
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -230,8 +229,9 @@ class PeftBackend:
         """Run all micro-batches; with ``train`` leave the summed gradient in the masters' ``grad``."""
         outputs: list[TensorData | None] = [None] * len(payload.data)
         report, config = Report(), payload.loss_fn_config
-        with self._computing(session_id, train=train):
-            for share in self.passes.shares(payload.data):
+        shares = self.passes.shares(payload.data)
+        with self.passes.active(session_id, shares), torch.set_grad_enabled(train):
+            for share in shares:
                 batch = assemble(payload.data, share.rows, self._device, fills(payload.loss_fn, config))
                 trained_Q = trained_positions(payload.loss_fn, batch.inputs, config)
                 logprobs_Q = self.passes.logprobs(
@@ -256,17 +256,9 @@ class PeftBackend:
             outputs=tuple({"logprobs": output} for output in outputs if output is not None), metrics=report.metrics()
         )
 
-    @contextmanager
-    def _computing(self, adapter: str | None, *, train: bool) -> Iterator[None]:
-        with self._bank.active(adapter), torch.set_grad_enabled(train):
-            yield
-
     def _score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         """Return the log-probability of every token but the first, under an adapter or (None) the base."""
-        with self._computing(adapter, train=False):
-            return tuple(
-                tuple(to_data(self.passes.score(adapter, sequence, self._device)).values()) for sequence in sequences
-            )
+        return tuple(tuple(to_data(values).values()) for values in self.passes.score(adapter, sequences, self._device))
 
     def _check_head(self) -> None:
         """Refuse a model whose logits are more than head times hidden state (scaled, capped): ours would differ."""

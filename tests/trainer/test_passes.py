@@ -1,9 +1,11 @@
 """The lean way through the base model computes what the plain one does, through the whole backend."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 
 from gateway.core.catalog import BaseModel
 from gateway.core.payloads import LossFn
@@ -92,3 +94,29 @@ def test_the_way_is_chosen_by_the_operation_alone(base: BaseModel) -> None:
 
     assert all(share.tree is not None for share in passes.shares(plain_data))
     assert sorted(row for share in passes.shares(plain_data) for row in share.rows) == [0, 1]
+
+
+def test_a_session_on_the_lean_way_leaves_the_base_module_unwrapped(base: BaseModel, tmp_path: Path) -> None:
+    backend = backend_of(base, lean=True)
+    trained_once(backend, lora(), [sft_datum(random.Random(6), 9)], LossFn.CROSS_ENTROPY)
+
+    backend.write_adapter(A, tmp_path)
+
+    assert not [module for module in backend.model.module.modules() if isinstance(module, LoraLayer)]
+
+
+def test_operations_of_both_ways_in_one_session_add_up(base: BaseModel) -> None:
+    rng = random.Random(7)
+    data = [sft_datum(rng, 9), sft_datum(rng, 14)]
+    warm = [
+        Datum(model_input=d.model_input, loss_fn_inputs={**d.loss_fn_inputs, "temperature": TensorData.floats([1.0])})
+        for d in data
+    ]
+    mixed, lean = backend_of(base, lean=True), backend_of(base, lean=True)
+    trained_once(mixed, lora(), warm, LossFn.CROSS_ENTROPY)
+    trained_once(lean, lora(), data, LossFn.CROSS_ENTROPY)
+    for backend in (mixed, lean):
+        backend.forward_backward(A, forward_backward(tuple(data), LossFn.CROSS_ENTROPY))
+
+    ours, theirs = gradients(mixed, A), gradients(lean, A)
+    assert (ours - theirs).norm() / theirs.norm() < 1e-5
