@@ -9,6 +9,7 @@ on these tokens and this hardware.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from gateway.core.errors import GatewayError, Kind
 from gateway.core.versions import CanaryReport
@@ -65,9 +66,10 @@ def judge(
 ) -> CanaryReport:
     """Compare the engine's scores of the canary (same shape as ``canary.logprobs``) with the trainer's.
 
-    When adapter and base differ by more than the tolerance in the trainer, the engine's scores must also be nearer
-    to the adapter's than to the base's: an adapter that bound to nothing is found here. When they do not differ, the
-    report is ``inconclusive``.
+    When adapter and base differ by more than the tolerance in the trainer, they must differ alike in the engine: the
+    least-squares ratio of the engine's differences to the trainer's, token by token, is 1 where both agree, 0 for an
+    adapter that bound to nothing, and 2 for a doubled scale; rounding averages out. When they do not differ, the report
+    is ``inconclusive``.
 
     Raises:
         CanaryMismatch: carries the measured numbers.
@@ -91,12 +93,12 @@ def judge(
         )
     effect, _ = _differences(canary.logprobs, canary.base_logprobs)
     conclusive = effect > allowed_mean
-    if conclusive and mean > effect / 2:
+    ratio = _effect_ratio(canary, scores, base_scores)
+    if conclusive and not 1 / 2 <= ratio <= 3 / 2:
         raise CanaryMismatch(
-            f"the engine answers as the base model: mean difference to the adapter {mean:.3g}, "
-            f"adapter to base {effect:.3g} nats",
+            f"the engine shows {ratio:.2f} times the adapter's effect of {effect:.3g} nats a token",
             code="adapter_not_applied",
-            details={"mean": mean, "base_mean": effect},
+            details={"effect_ratio": ratio, "base_mean": effect, "mean": mean},
         )
     return CanaryReport(
         mean_difference=mean,
@@ -105,6 +107,7 @@ def judge(
         mean_tolerance=allowed_mean,
         control_mean_difference=control,
         base_mean_difference=effect,
+        effect_ratio=ratio,
         inconclusive=not conclusive,
         engine=engine,
         seconds=seconds,
@@ -113,7 +116,19 @@ def judge(
 
 def _differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return mean and maximum of the absolute differences; both NaN when any number is not finite."""
-    found = [abs(a - b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row, other, strict=True)]
+    found = list(map(abs, _subtract(ours, theirs)))
     if not all(map(math.isfinite, found)):
         return math.nan, math.nan
     return math.fsum(found) / len(found), max(found)
+
+
+def _effect_ratio(canary: Canary, scores: Sequence[Sequence[float]], base_scores: Sequence[Sequence[float]]) -> float:
+    """Return the least-squares ratio of (adapter - base) in the engine to the same in the trainer; 1 for no effect."""
+    trainers = _subtract(canary.logprobs, canary.base_logprobs)
+    size = math.fsum(effect * effect for effect in trainers)
+    seen = math.fsum(map(mul, trainers, _subtract(scores, base_scores)))
+    return seen / size if size else 1.0
+
+
+def _subtract(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
+    return [a - b for row, other in zip(ours, theirs, strict=True) for a, b in zip(row, other, strict=True)]

@@ -40,6 +40,7 @@ class CanaryReport:
 
     ``control_mean_difference`` is their mean difference without the adapter, on the same tokens;
     ``base_mean_difference`` is the mean absolute difference between the adapter's and the base model's own scores;
+    ``effect_ratio`` is how much of that the engine shows (1 where both agree);
     ``inconclusive`` says that it was within tolerance, so the engine could not be shown to apply the adapter.
     """
 
@@ -49,6 +50,7 @@ class CanaryReport:
     mean_tolerance: float
     control_mean_difference: float
     base_mean_difference: float
+    effect_ratio: float
     inconclusive: bool
     engine: str
     seconds: float

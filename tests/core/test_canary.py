@@ -1,6 +1,7 @@
 """The canary's verdict."""
 
 import math
+from operator import add
 
 import pytest
 
@@ -29,6 +30,7 @@ def test_an_engine_that_agrees_is_reported_with_its_numbers() -> None:
     assert report.max_difference == pytest.approx(2e-4)
     assert report.mean_difference == pytest.approx(1e-4)
     assert report.base_mean_difference == pytest.approx(0.5)
+    assert report.effect_ratio == pytest.approx(1, abs=1e-3)
     assert (report.inconclusive, report.engine, report.seconds, report.tolerance) == (False, "http://e", 0.5, 1e-3)
 
 
@@ -49,15 +51,23 @@ def test_an_engine_that_disagrees_is_a_mismatch(scores: list[list[float]]) -> No
     assert refused.value.details["allowed_max"] == TOLERANCES["float32"].maximum
 
 
-def test_an_engine_that_answers_as_the_base_model_is_found_out_within_a_wide_tolerance() -> None:
-    canary = Canary(
-        tokens=((1, 2, 3),), logprobs=((-1.0, -2.0),), base_logprobs=((-1.06, -2.06),)
-    )  # the adapter moves less than bfloat16's maximum, more than its mean
+@pytest.mark.parametrize(("shown", "off"), [(0.0, 0.04), (0.45, 0.04), (1.55, -0.04), (2.0, -0.04)])
+def test_an_engine_that_shows_another_effect_of_the_adapter_is_found_out_within_a_wide_tolerance(
+    shown: float, off: float
+) -> None:
+    # The adapter moves more than the mean that is allowed, the engine is ``off`` whatever it runs.
+    base, effects = (-1.0, -2.0, -4.0, -1.5), (0.09, 0.085, 0.1, 0.08)
+    adapted = tuple(map(add, base, effects))
+    canary = Canary(tokens=((1, 2, 3, 4, 5),), logprobs=(adapted,), base_logprobs=(base,))
+
+    def scores(times: float) -> list[list[float]]:
+        return [[one + times * effect + off for one, effect in zip(base, effects, strict=True)]]
 
     with pytest.raises(CanaryMismatch) as refused:
-        verdict([[-1.04, -2.04]], dtype="bfloat16", canary=canary)
+        verdict(scores(shown), dtype="bfloat16", canary=canary, off=off)
 
-    assert refused.value.code == "adapter_not_applied"
+    assert (refused.value.code, refused.value.details["effect_ratio"]) == ("adapter_not_applied", pytest.approx(shown))
+    assert verdict(scores(0.9), dtype="bfloat16", canary=canary, off=off).effect_ratio == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(("off", "allowed"), [(0.0, 0.05), (0.02, 0.05), (-0.06, 0.12), (0.19, 0.38)])

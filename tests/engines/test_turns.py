@@ -136,6 +136,7 @@ REPORT = CanaryReport(
     mean_tolerance=2e-4,
     control_mean_difference=0.0,
     base_mean_difference=1.0,
+    effect_ratio=1.0,
     inconclusive=False,
     engine="http://127.0.0.1:8101",
     seconds=0.0,

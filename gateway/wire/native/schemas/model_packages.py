@@ -28,6 +28,7 @@ class CanaryRead(Read):
     mean_tolerance: float
     control_mean_difference: float
     base_mean_difference: float
+    effect_ratio: float
     inconclusive: bool
     engine: str
     seconds: float
