@@ -16,11 +16,16 @@ from tests.bench.batches import LINEAR, Batch, loss_sum
 
 
 class BareLoop:
-    """One LoRA adapter of ``rank`` on all linear layers, in ``dtype``; B starts random so that each gradient counts."""
+    """One LoRA adapter of ``rank`` on all linear layers, in ``dtype``; B starts random so that each gradient counts.
 
-    def __init__(self, model_path: Path, dtype: torch.dtype, *, rank: int = 8, seed: int = 0) -> None:
+    ``attention`` is transformers' choice: None for its default, the fused ``sdpa``.
+    """
+
+    def __init__(
+        self, model_path: Path, dtype: torch.dtype, *, rank: int = 8, seed: int = 0, attention: str | None = None
+    ) -> None:
         torch.manual_seed(seed)
-        base = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype)
+        base = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, attn_implementation=attention)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LINEAR), init_lora_weights=False)
         self.model: Any = get_peft_model(base, config)
         self.model.train()
@@ -43,6 +48,16 @@ class BareLoop:
                 if ".lora_B." in name:
                     parameter.mul_(0.05)
 
+    def masters(self) -> dict[str, Tensor]:
+        """Return the adapter's values by the trainer's names."""
+        return {_name(name): parameter.detach().float() for name, parameter in self.parameters.items()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the accumulated gradient by the trainer's names, and clear it."""
+        found = {_name(name): p.grad.float() for name, p in self.parameters.items() if p.grad is not None}
+        self._optimizer.zero_grad()
+        return found
+
     def _run(self, batch: Batch, minibatch: int, *, train: bool) -> list[Tensor]:
         found: list[Tensor] = []
         for start in range(0, len(batch.datums), minibatch):
@@ -61,3 +76,7 @@ class BareLoop:
     def optim_step(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad()
+
+
+def _name(parameter: str) -> str:
+    return parameter.removeprefix("base_model.model.").removesuffix(".default.weight")

@@ -4,67 +4,90 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tests.bench import batches
-from tests.bench.batches import Batch
+from tests.bench import batches, ours
+from tests.bench.options import Options, name_of
+from tests.bench.report import Report
 
 
-def peak_bytes(side: str, row: str, model: Path, dtype: torch.dtype, threads: int) -> int:
-    """Return the peak resident size of a fresh process that runs two steps of ``row``."""
-    arguments = [side, row, str(model), str(dtype).removeprefix("torch."), str(threads)]
-    command = [sys.executable, "-m", "tests.bench.fresh", *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["peak_bytes"]
+def memory(options: Options, report: Report) -> None:
+    """Peak resident bytes of two ``sft`` steps, everything included: interpreter, torch, weights."""
+    peaks = {side: peak_bytes(side, "sft", options) for side in ("bare", "ours")}
+    for side, words in (("bare", "bare loop"), ("ours", "ours")):
+        report.add("memory", f"{words}, peak resident", f"{peaks[side] / 2**30:.2f} GiB")
+    report.ratio("memory", peaks["bare"] / peaks["ours"], options.mode)
 
 
-def fidelity(model: Path, dtype: torch.dtype, seed: int) -> dict[str, float]:
-    """Return the cosine of ``LoraDecoder``'s gradient in ``dtype`` to that of the bare loop in float32."""
+def fidelity(options: Options, report: Report) -> None:
+    """The cosine of our gradient to a bare loop's in float32, on real text; the lowest over batches and seeds."""
+    seeds = range(1 if options.quick else 3)
+    lowest = 1.0
+    for seed in seeds:
+        for task, cosine in cosines(options, seed).items():
+            report.add("fidelity", f"{task}, seed {seed}", f"{cosine:.5f}")
+            lowest = min(lowest, cosine)
+    report.ratio("fidelity", lowest, options.mode)
+
+
+def cosines(options: Options, seed: int) -> dict[str, float]:
+    """Return the cosine by task. The adapter is as after a few steps; sampler log-probabilities are the model's own."""
     from transformers import AutoTokenizer
 
     from tests.bench.bare import BareLoop
-    from tests.bench.ours import DecoderLoop
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tasks = {"arithmetic_grpo": batches.real_grpo(tokenizer, seed), "chat_sft": batches.real_sft(tokenizer, seed)}
-    bare, ours = BareLoop(model, torch.float32, seed=seed), DecoderLoop(model, dtype)
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    tasks = {"arithmetic GRPO": batches.real_grpo(tokenizer, seed), "chat SFT": batches.real_sft(tokenizer, seed)}
+    bare = BareLoop(options.model, torch.float32, seed=seed)
     bare.calm()
-    ours.load(bare.parameters)
-    cosines: dict[str, float] = {}
+    loop = ours.BackendLoop(options.model, options.dtype, options.threads)
+    loop.load(bare.masters())
+    found: dict[str, float] = {}
     for name, batch in tasks.items():
         batch = batches.with_sampled(batch, bare.logprobs(batch))
-        cosines[name] = _cosine(_gradient(bare, batch), _gradient(ours, batch))
-    return cosines
+        bare.forward_backward(batch)
+        loop.forward_backward(ours.payload(batch))
+        found[name] = _cosine(bare.gradients(), loop.gradients())
+    return found
 
 
-def _gradient(loop, batch: Batch) -> Tensor:
-    for parameter in loop.parameters.values():
-        parameter.grad = None
-    loop.forward_backward(batch)
-    named = {name.replace(".default", ""): p.grad for name, p in loop.parameters.items()}
-    return torch.cat([named[name].double().flatten() for name in sorted(named)])
+def peak_bytes(side: str, row: str, options: Options) -> int:
+    """Return the peak resident size of a fresh process that runs two steps of ``row``."""
+    dtype = options.bare_dtype if side == "bare" else options.dtype
+    arguments = [side, row, str(options.model), name_of(dtype), str(options.threads)]
+    command = [sys.executable, "-m", "tests.bench.fresh", *arguments]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)["peak_bytes"]
 
 
-def _cosine(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a, b) / (a.norm() * b.norm()))
+def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    x, y = (torch.cat([side[name].double().flatten() for name in a]) for side in (a, b))
+    return float(torch.dot(x, y) / (x.norm() * y.norm()))
 
 
 def main() -> None:
-    side, row, model, dtype, threads = sys.argv[1:]
+    side, row, path, dtype_name, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     from transformers import AutoConfig
 
-    from tests.bench.bare import BareLoop
-    from tests.bench.ours import DecoderLoop
-
+    model, dtype = Path(path), getattr(torch, dtype_name)
     vocab = AutoConfig.from_pretrained(model).vocab_size
     batch = batches.sft(vocab) if row == "sft" else batches.grpo(vocab, groups=4, samples=8, prompt=512, response=64)
-    loop = (BareLoop if side == "bare" else DecoderLoop)(Path(model), getattr(torch, dtype))
-    for _ in range(2 if row == "sft" else 1):
-        loop.forward_backward(batch)
-        loop.optim_step()
+    if side == "bare":
+        from tests.bench.bare import BareLoop
+
+        bare = BareLoop(model, dtype)
+        for _ in range(2):
+            bare.forward_backward(batch)
+            bare.optim_step()
+    else:
+        loop, payload = ours.BackendLoop(model, dtype, int(threads)), ours.payload(batch)
+        for _ in range(2):
+            loop.forward_backward(payload)
+            loop.optim_step()
     print(json.dumps({"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 

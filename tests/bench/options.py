@@ -1,0 +1,35 @@
+"""What a run of the benchmark is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """``dtype`` computes our side, ``bare_dtype`` the bare loop; ``quick`` measures fewer rounds and smaller rows."""
+
+    model: Path
+    dtype: torch.dtype
+    bare_dtype: torch.dtype
+    quick: bool
+    threads: int
+    repeat: int | None
+
+    def times(self, full: int, quick: int) -> int:
+        return self.repeat or (quick if self.quick else full)
+
+    @property
+    def vocab(self) -> int:
+        return AutoConfig.from_pretrained(self.model).vocab_size
+
+    @property
+    def mode(self) -> str:
+        ours, bare = name_of(self.dtype), name_of(self.bare_dtype)
+        return f"{ours}{'' if bare == ours else f' (bare loop: {bare})'}, {self.threads} threads"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
