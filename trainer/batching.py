@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from gateway.core.loss_inputs import SAMPLER_VERSION
 from gateway.core.tensors import Datum, DType, TensorData
 
 _DTYPES: Mapping[DType, torch.dtype] = {DType.FLOAT32: torch.float32, DType.INT64: torch.int64}
@@ -81,7 +82,7 @@ def assemble(
     for row, datum in enumerate(chosen):
         tokens_BT[row, : lengths[row]] = to_tensor(datum.model_input)
     real_BT = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
-    names = sorted({name for datum in chosen for name in datum.loss_fn_inputs} - {"target_tokens"})
+    names = sorted({name for datum in chosen for name in datum.loss_fn_inputs} - {"target_tokens", SAMPLER_VERSION})
     if fills.get("temperature", 1.0) != 1.0:
         names = sorted({*names, "temperature"})
     joined = {name: torch.cat([_input(datum, name, fills) for datum in chosen]).to(device) for name in names}

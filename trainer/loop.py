@@ -6,7 +6,7 @@ otherwise it is rebuilt from its last snapshot and the log, which gives the same
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import structlog
@@ -16,7 +16,7 @@ from gateway.core.errors import GatewayError, Kind, Unavailable
 from gateway.core.ids import SessionId, new_version_id
 from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, SaveState, SaveWeights
 from gateway.core.ports import StaleLease, Wakeups, Work
-from gateway.core.results import Failure
+from gateway.core.results import Failure, ForwardResult
 from gateway.core.sessions import Session
 from gateway.core.usage import Meter, UsageFact
 from trainer import dispatch
@@ -29,6 +29,7 @@ from trainer.operation_log import OperationLog
 from trainer.progress import Watch
 from trainer.recovery import Recovery, RecoveryFailed
 from trainer.residents import Resident, Residents
+from trainer.staleness import sampler_versions, staleness
 
 MAX_ATTEMPTS = 2
 
@@ -179,10 +180,20 @@ class Trainer:
             watch.write(lambda progress: self._log.set_progress(work, progress), ended), name="progress"
         )
         try:
-            return await self._kernels.run(lambda: dispatch.run(self._backend, session, payload, directory, watch.note))
+            done = await self._kernels.run(lambda: dispatch.run(self._backend, session, payload, directory, watch.note))
         finally:
             ended.set()
             await watching
+        return await self._with_staleness(work, done)
+
+    async def _with_staleness(self, work: Work, done: Done) -> Done:
+        """Add how many versions the sampler lagged, where the datums say what sampled them."""
+        sampled_by = sampler_versions(work.payload)
+        if not sampled_by or not isinstance(done.outcome, ForwardResult):
+            return done
+        saved = await self._log.adapters_between(work.session, min(sampled_by), work.operation.seq)
+        metrics = {**done.outcome.metrics, **staleness(sampled_by, saved)}
+        return replace(done, outcome=replace(done.outcome, metrics=metrics))
 
     async def _report(self, work: Work, done: Done | Staged) -> None:
         if isinstance(done, Staged):

@@ -19,10 +19,10 @@ from gateway.core.ports import Database, Lease, UnitOfWork, Work
 from gateway.core.results import Outcome, SaveResult
 from gateway.core.sessions import Activity, Session, Snapshot
 from gateway.core.usage import UsageFact
-from gateway.core.versions import NewVersion, Version
+from gateway.core.versions import NewVersion, Version, VersionKind
 
 T = TypeVar("T")
-_PAGE = 500
+_PAGE, _NEWEST = 500, 50
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _WINDOW_ENDING = frozenset({OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE})
 _REPLAYED = _WINDOW_ENDING | {OperationKind.FORWARD_BACKWARD}
@@ -96,6 +96,28 @@ class OperationLog:
     async def version(self, session: Session, version_id: VersionId) -> Version:
         """Raises NotFound."""
         return await self._read(lambda unit: unit.versions.get(session.project_id, version_id))
+
+    async def adapters_between(self, session: Session, number: int, seq: int) -> Sequence[int]:
+        """Return the ascending numbers above ``number`` of the session's adapters in its group saved before ``seq``."""
+
+        async def collect(unit: UnitOfWork) -> Sequence[int]:
+            found: list[int] = []
+            after: VersionId | None = None
+            while page := await unit.versions.page(session.project_id, group=session.group, limit=_NEWEST, after=after):
+                found += [
+                    version.number
+                    for version in page
+                    if version.session_id == session.id
+                    and version.kind is VersionKind.ADAPTER
+                    and number < version.number
+                    and version.seq < seq
+                ]
+                if page[-1].number <= number:
+                    break
+                after = page[-1].id
+            return sorted(found)
+
+        return await self._read(collect)
 
     async def to_replay(self, session: Session, after: int) -> Sequence[Operation]:
         """Return, in order, what happened to a session after seq ``after`` that its state depends on.

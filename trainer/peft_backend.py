@@ -228,7 +228,9 @@ class PeftBackend:
     ) -> ForwardResult:
         """Run all micro-batches; with ``train`` leave the summed gradient in the masters' ``grad``."""
         outputs: list[TensorData | None] = [None] * len(payload.data)
-        report, config = Report(), payload.loss_fn_config
+        config = payload.loss_fn_config
+        report = Report(sum(datum.loss_fn_inputs["target_tokens"].size for datum in payload.data))
+        rows, lean = 0, 0
         shares = self.passes.shares(payload.data)
         with self.passes.active(session_id, shares), torch.set_grad_enabled(train):
             for share in shares:
@@ -251,9 +253,17 @@ class PeftBackend:
                     report.add_reference(logprobs_Q, batch.inputs["ref_log_prob"], weights_P)
                 for row, values in zip(batch.rows, batch.split(logprobs_Q.detach()), strict=True):
                     outputs[row] = to_data(values)
+                rows += batch.tokens_BT.numel() if share.tree is None else len(share.tree.tokens)
+                lean += 0 if share.tree is None else len(share.rows)
                 note(len(outputs) - outputs.count(None), len(outputs))
+        ran = {
+            "computed_tokens:sum": float(rows),
+            "lean_decoder:mean": lean / len(outputs),
+            f"compute_{str(self.model.dtype).removeprefix('torch.')}:mean": 1.0,
+        }
         return ForwardResult(
-            outputs=tuple({"logprobs": output} for output in outputs if output is not None), metrics=report.metrics()
+            outputs=tuple({"logprobs": output} for output in outputs if output is not None),
+            metrics=report.metrics() | ran,
         )
 
     def _score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:

@@ -1,7 +1,8 @@
 """What each loss takes: its inputs with their dtypes, its settings, and the published defaults.
 
-Every input is per position, shape ``[N]`` like ``model_input``, but for two: ``target_tokens`` and ``weights`` of
-cross_entropy may be ``[N, K]`` (K alternatives per position), and ``temperature`` may be one number for the datum.
+Every input is per position, shape ``[N]`` like ``model_input``, but for three: ``target_tokens`` and ``weights`` of
+cross_entropy may be ``[N, K]`` (K alternatives per position), ``temperature`` may be one number for the datum, and
+``sampler_version`` (which version sampled it, for the report of staleness) is one number.
 """
 
 import math
@@ -18,6 +19,7 @@ CLIP_DEFAULTS: Mapping[LossFn, tuple[float, float]] = {  # absolute bounds of th
     LossFn.CISPO: (0.0, 4.0),  # one-sided: the ratio is only bounded from above
 }
 CLIP_LOW, CLIP_HIGH = "clip_low_threshold", "clip_high_threshold"
+SAMPLER_VERSION = "sampler_version"
 CLIPPED = frozenset({LossFn.PPO, LossFn.CISPO, LossFn.GSPO})
 DEFAULT_BETA = 0.05
 
@@ -30,6 +32,7 @@ _POLICY_OPTIONS: Mapping[str, DType] = {
     "weights": DType.FLOAT32,
     "temperature": DType.FLOAT32,
     "ref_log_prob": DType.FLOAT32,
+    SAMPLER_VERSION: DType.INT64,
 }
 _CLIP_OPTIONS: Mapping[str, DType] = {CLIP_LOW: DType.FLOAT32, CLIP_HIGH: DType.FLOAT32}
 

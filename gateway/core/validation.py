@@ -12,6 +12,7 @@ from gateway.core.loss_inputs import (
     MAX_ALTERNATIVES,
     OPTIONAL_INPUTS,
     REQUIRED_INPUTS,
+    SAMPLER_VERSION,
     check_config,
     clip_bounds,
 )
@@ -131,7 +132,9 @@ def _check_names(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str,
 def _check_shape(datum: Datum, name: str, index: int, loss_fn: LossFn) -> None:
     shape, length = datum.loss_fn_inputs[name].shape, datum.length
     field = f"data[{index}].loss_fn_inputs.{name}"
-    if shape == (length,) or (name == "temperature" and shape == (1,)):
+    if name == SAMPLER_VERSION:
+        wanted = None if shape == (1,) else "[1]"
+    elif shape == (length,) or (name == "temperature" and shape == (1,)):
         wanted = None
     elif loss_fn is LossFn.CROSS_ENTROPY and name == "target_tokens":
         fits = len(shape) == 2 and shape[0] == length and 1 <= shape[1] <= MAX_ALTERNATIVES
@@ -146,7 +149,11 @@ def _check_shape(datum: Datum, name: str, index: int, loss_fn: LossFn) -> None:
             f"{field} must have shape {wanted}, got {list(shape)}",
             code="length_mismatch",
             field=field,
-            details={"datum": index, "limit": length, "got": datum.loss_fn_inputs[name].size},
+            details={
+                "datum": index,
+                "limit": 1 if name == SAMPLER_VERSION else length,
+                "got": datum.loss_fn_inputs[name].size,
+            },
         )
 
 
@@ -157,6 +164,9 @@ def _check_values(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str
     if temperatures is not None and min(temperatures.values()) <= 0:
         position = next(at for at, value in enumerate(temperatures.values()) if value <= 0)
         raise _bad_value(f"{where}.temperature", temperatures, position, "must be above 0", "bad_value", index)
+    sampled_by = given.get(SAMPLER_VERSION)
+    if sampled_by is not None and sampled_by.values()[0] < 0:
+        raise _bad_value(f"{where}.{SAMPLER_VERSION}", sampled_by, 0, "must not be negative", "bad_value", index)
     low, high = clip_bounds(loss_fn, config)
     if CLIP_LOW in given or CLIP_HIGH in given:
         lows = given[CLIP_LOW].values() if CLIP_LOW in given else [low or 0.0] * datum.length

@@ -12,14 +12,14 @@ from trainer.metrics import Report
 
 
 def reported(new: np.ndarray, old: np.ndarray, trained: np.ndarray, splits: int = 1) -> dict[str, float]:
-    report = Report()
+    report = Report(len(new))
     for part in np.array_split(np.arange(len(new)), splits):
         tensors = [torch.tensor(values[part]) for values in (new, old, trained)]
         report.add(torch.zeros(len(part)), *tensors)  # pyright: ignore[reportArgumentType]
     return report.metrics()
 
 
-@given(seed=st.integers(0, 2**31), n=st.integers(1, 300), splits=st.integers(1, 5), spread=st.floats(0.01, 3.0))
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 700), splits=st.integers(1, 5), spread=st.floats(0.01, 3.0))
 @settings(max_examples=60, deadline=None)
 def test_every_number_is_that_of_numpy_over_trained_positions_without_sentinels(
     seed: int, n: int, splits: int, spread: float
@@ -104,7 +104,7 @@ def test_an_operation_of_sentinels_alone_reports_their_count_and_no_mean() -> No
 
 
 def test_the_reference_kl_is_reported_where_it_is_known() -> None:
-    report = Report()
+    report = Report(3)
     report.add_reference(
         torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.5, math.nan, -1.0]), torch.tensor([1.0, 1.0, 0.0])
     )

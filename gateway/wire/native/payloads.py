@@ -12,7 +12,7 @@ from gateway.core.errors import Invalid
 from gateway.core.payloads import Forward, ForwardBackward, LossFn
 from gateway.core.tensors import Datum, DType, TensorData
 
-INT_INPUTS = frozenset({"target_tokens"})
+INT_INPUTS = frozenset({"target_tokens", "sampler_version"})
 _MAX_DIMENSIONS = 8
 Batch = TypeVar("Batch", Forward, ForwardBackward)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DType = Literal["float32", "int64"]
 LossFn = Literal["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"]
 
-INT_INPUTS = frozenset({"target_tokens"})  # every other loss input is float32
+INT_INPUTS = frozenset({"target_tokens", "sampler_version"})  # every other loss input is float32
 
 P = TypeVar("P", bound=BaseModel)
 
