@@ -69,6 +69,8 @@ def make_backend(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
             device=pick_device(settings.device),
             compute_dtype=settings.compute_dtype,
             micro_batch_tokens=settings.micro_batch_tokens,
+            operation_bytes=settings.operation_bytes,
+            max_on_device=settings.max_on_device,
         )
 
     return build

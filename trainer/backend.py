@@ -50,6 +50,14 @@ class TrainingBackend(Protocol):
         """Make a session resident, bit-equal to when the snapshot was written. Raises CorruptState."""
         ...
 
+    def check(self, session_id: SessionId, payload: Forward | ForwardBackward) -> None:
+        """Refuse an operation that cannot be computed on this machine; the verdict depends on the operation alone.
+
+        Raises:
+            Invalid: ``memory_limit_exceeded`` names datum and limit.
+        """
+        ...
+
     def forward(self, session_id: SessionId, payload: Forward, note: Note = unnoted) -> ForwardResult:
         """Compute log-probabilities and loss; changes nothing. ``note`` hears of every few datums that are done."""
         ...

@@ -70,6 +70,8 @@ def run(backend: TrainingBackend, session: Session, payload: Computed, directory
         note: hears of the datums done so far, in the calling thread.
     """
     try:
+        if isinstance(payload, Forward | ForwardBackward):
+            backend.check(session.id, payload)  # not in a replay: what was admitted once stays admitted
         return apply(backend, session, payload, directory, note)
     except GatewayError as error:
         if ends_window(payload):

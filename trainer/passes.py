@@ -3,19 +3,22 @@
 Which one computes an operation depends on the model and on that operation alone, so a replay takes the same way.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gateway.core.tensors import Datum, TensorData
 from trainer import decoder
 from trainer.adapters import AdapterBank
-from trainer.batching import MicroBatch, assemble, plan, to_tensor
+from trainer.batching import MicroBatch, assemble, plan
 from trainer.language_model import LanguageModel
 from trainer.logprobs import target_logprobs
+from trainer.memory import Footprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class Share:
 class Passes:
     """Plans operations and computes log-probabilities of their targets, inside ``active``.
 
-    ``micro_batch_tokens`` bounds the tokens computed at once; ``lean`` False always takes the plain way.
+    ``footprint`` says how much is computed at once; ``lean`` False always takes the plain way.
     """
 
     def __init__(
@@ -38,29 +41,51 @@ class Passes:
         bank: AdapterBank,
         *,
         dtype: torch.dtype,
-        micro_batch_tokens: int,
+        footprint: Footprint,
         lean: bool = True,
     ) -> None:
         self._model = model
         self._bank = bank
-        self._micro_batch_tokens = micro_batch_tokens
-        settings = decoder.DecoderSettings(plan=decoder.PlanSettings(max_tokens=micro_batch_tokens))
+        self.dtype = dtype
+        self.footprint = footprint
+        settings = decoder.DecoderSettings(
+            plan=decoder.PlanSettings(max_tokens=footprint.micro_batch_tokens, max_targets=footprint.targets),
+            activation_bytes=footprint.activation_bytes,
+        )
         self._decoder = model.decoder(dtype, settings) if lean else None
 
-    def shares(self, data: Sequence[Datum]) -> list[Share]:
-        """Split an operation; every datum is in exactly one share.
+    def lean(self, data: Sequence[Datum]) -> bool:
+        """Whether an operation takes the lean decoder. That knows one temperature per operation."""
+        return self._decoder is not None and not any("temperature" in datum.loss_fn_inputs for datum in data)
 
-        The decoder knows one temperature per operation, so per-datum temperatures take the plain way.
-        """
-        own_temperature = any("temperature" in datum.loss_fn_inputs for datum in data)
-        if self._decoder is None or own_temperature:
-            return [
-                Share(rows=rows, tree=None) for rows in plan([datum.length for datum in data], self._micro_batch_tokens)
-            ]
-        return [
-            Share(rows=tree.datums, tree=tree)
-            for tree in self._decoder.plan([to_tensor(datum.model_input) for datum in data])
-        ]
+    @contextmanager
+    def active(self, adapter: str | None, data: Sequence[Datum], *, train: bool) -> Iterator[None]:
+        """Compute an operation inside the block. The lean way leaves the base module alone."""
+        with torch.set_grad_enabled(train), nullcontext() if self.lean(data) else self._bank.active(adapter):
+            yield
+
+    def check(self, adapter: str, data: Sequence[Datum]) -> None:
+        """Refuse an operation that needs more memory than an operation may have. Raises Invalid."""
+        self.footprint.check(data, self._trained_bytes(adapter), lean=self.lean(data))
+
+    def shares(self, data: Sequence[Datum]) -> Iterator[Share]:
+        """Split an operation, one share after the other; every datum is in exactly one."""
+        if self._decoder is None or not self.lean(data):
+            for rows in plan([datum.length for datum in data], self.footprint.micro_batch_tokens):
+                yield Share(rows=rows, tree=None)
+            return
+        tokens = [np.frombuffer(datum.model_input.data, "<i8") for datum in data]
+        targets = [datum.loss_fn_inputs["target_tokens"].size for datum in data]
+        for tree in self._decoder.plan_each(tokens, targets):
+            yield Share(rows=tree.datums, tree=tree)
+
+    def needs(self, adapter: str, share: Share, batch: MicroBatch) -> int:
+        """Return a bound for the memory that computing ``share`` takes, in bytes."""
+        longest, targets = max(batch.lengths), sum(math.prod(shape) for shape in batch.shapes)
+        trained_bytes = self._trained_bytes(adapter)
+        if share.tree is None:
+            return self.footprint.plain(batch.tokens_BT.numel(), longest, targets, trained_bytes)
+        return self.footprint.lean(len(share.tree.tokens), longest, targets, trained_bytes)
 
     def logprobs(
         self,
@@ -99,25 +124,19 @@ class Passes:
             for sequence in sequences
         ]
         found: dict[int, Tensor] = {}
-        shares = self.shares(data)
-        with torch.no_grad(), self.active(adapter, shares):
-            for share in shares:
+        with self.active(adapter, data, train=False):
+            for share in self.shares(data):
                 batch = assemble(data, share.rows, device)
                 values = batch.split(self.logprobs(adapter, batch, share.tree))
                 found.update(zip(share.rows, values, strict=True))
         return [found[index] for index in range(len(data))]
 
-    @contextmanager
-    def active(self, adapter: str | None, shares: Sequence[Share]) -> Iterator[None]:
-        """Prepare the base module for an operation that takes the plain way; the lean way leaves it alone."""
-        if all(share.tree is not None for share in shares):
-            yield
-            return
-        with self._bank.active(adapter):
-            yield
+    def _trained_bytes(self, adapter: str) -> int:
+        return sum(4 * master.numel() for master in self._bank.tensors(adapter).values())
 
     def _plain(self, adapter: str | None, batch: MicroBatch) -> Tensor:
-        hidden_PH = self._model.hidden(batch.tokens_BT)[batch.real_BT]
+        checkpoint = torch.is_grad_enabled() and self.footprint.checkpoints(batch.tokens_BT.numel())
+        hidden_PH = self._model.hidden(batch.tokens_BT, checkpoint=checkpoint)[batch.real_BT]
         logprobs = target_logprobs(hidden_PH, batch.targets, self._bank.head(adapter), batch.temperature_P)
         return logprobs if batch.real_PK is None else logprobs[batch.real_PK]
 

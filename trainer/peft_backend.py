@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
@@ -21,18 +20,17 @@ from gateway.core.ids import SessionId
 from gateway.core.payloads import Forward, ForwardBackward, OptimStep
 from gateway.core.results import ForwardResult, OptimStepResult
 from gateway.core.sessions import LoraConfig
-from gateway.core.tensors import TensorData
 from trainer import canary_tokens, merge, optim, snapshots, stage
 from trainer.adapters import AdapterBank
 from trainer.backend import CorruptState, Loaded
-from trainer.batching import MicroBatch, assemble, to_data
+from trainer.batching import to_data
+from trainer.computing import compute
 from trainer.decoder import default_compute_dtype
 from trainer.language_model import LanguageModel
-from trainer.losses import fills, kl_weights, token_losses, trained_positions
-from trainer.metrics import Report
+from trainer.memory import Footprint, machine_bytes
 from trainer.passes import Passes
 from trainer.progress import Note, unnoted
-from trainer.tenants import Tenant
+from trainer.tenants import Tenants, moments_on
 
 _CANARY_ADAPTER = "canary"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -58,6 +56,14 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
+def device_bytes(device: torch.device) -> int:
+    """Return how much memory the device has in all."""
+    if device.type != "cuda":
+        return machine_bytes()
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.total_memory)
+
+
 def pick_dtype(base: BaseModel, device: torch.device) -> torch.dtype:
     """Return the engine's dtype where the device multiplies it in hardware, else float32: faster there, and finer."""
     fast = default_compute_dtype(device)
@@ -67,8 +73,12 @@ def pick_dtype(base: BaseModel, device: torch.device) -> torch.dtype:
 class PeftBackend:
     """``TrainingBackend`` on torch.
 
-    ``compute_dtype`` None takes ``pick_dtype``; ``micro_batch_tokens`` bounds the tokens computed at once; with
-    ``lean`` False plain transformers + PEFT computes also what the lean decoder could.
+    ``compute_dtype`` None takes ``pick_dtype``; ``micro_batch_tokens`` bounds the tokens computed at once, and
+    ``operation_bytes`` (None: half of the device's) the memory for that. Sessions beyond ``max_on_device`` wait in the
+    host's memory. With ``lean`` False plain transformers + PEFT computes also what the lean decoder could.
+
+    Raises:
+        ValueError: micro-batches of that size do not fit into that memory; the architecture is not supported.
     """
 
     def __init__(
@@ -78,6 +88,8 @@ class PeftBackend:
         device: torch.device,
         compute_dtype: str | None,
         micro_batch_tokens: int = 2048,
+        operation_bytes: int | None = None,
+        max_on_device: int = 16,
         lean: bool = True,
     ) -> None:
         self._base = base
@@ -85,29 +97,38 @@ class PeftBackend:
         dtype = DTYPES[compute_dtype] if compute_dtype else pick_dtype(base, device)
         self.model = LanguageModel(base.path, dtype=dtype, device=device)
         self._bank = AdapterBank(self.model)
-        self.passes = Passes(self.model, self._bank, dtype=dtype, micro_batch_tokens=micro_batch_tokens, lean=lean)
-        self._tenants: dict[SessionId, Tenant] = {}
+        footprint = Footprint(
+            shape=self.model.shape(),
+            limit_bytes=operation_bytes or device_bytes(device) // 2,
+            micro_batch_tokens=micro_batch_tokens,
+        )
+        footprint.require_room()
+        self.passes = Passes(self.model, self._bank, dtype=dtype, footprint=footprint, lean=lean)
+        self.tenants = Tenants(self._bank, device, max_on_device=max_on_device)
         self._check_head()
 
     def open(self, session_id: SessionId, lora: LoraConfig) -> None:
-        self._bank.attach(session_id, lora)
-        self._tenants[session_id] = Tenant(lora=lora, moments=optim.Moments.zeros(self._masters(session_id)))
+        self.tenants.open(session_id, lora)
 
     def close(self, session_id: SessionId) -> None:
-        if self._tenants.pop(session_id, None) is not None:
-            self._bank.detach(session_id)
+        self.tenants.close(session_id)
 
     def optimizer_step(self, session_id: SessionId) -> int:
-        return self._tenants[session_id].moments.step
+        return self.tenants.use(session_id).moments.step
+
+    def check(self, session_id: SessionId, payload: Forward | ForwardBackward) -> None:
+        self.tenants.use(session_id)
+        self.passes.check(session_id, payload.data)
 
     def forward(self, session_id: SessionId, payload: Forward, note: Note = unnoted) -> ForwardResult:
-        return self._compute(session_id, payload, note, train=False)
+        self.tenants.use(session_id)
+        return compute(self.passes, session_id, payload, self._device, note, train=False)
 
     def forward_backward(self, session_id: SessionId, payload: ForwardBackward, note: Note = unnoted) -> ForwardResult:
-        masters = self._masters(session_id)
-        tenant = self._tenants[session_id]
+        tenant = self.tenants.use(session_id)
+        masters = self.tenants.masters(session_id)
         try:
-            result = self._compute(session_id, payload, note, train=True)
+            result = compute(self.passes, session_id, payload, self._device, note, train=True)
             gradients = [
                 torch.zeros_like(master, requires_grad=False) if master.grad is None else master.grad
                 for master in masters
@@ -123,7 +144,7 @@ class PeftBackend:
         return result
 
     def optim_step(self, session_id: SessionId, payload: OptimStep) -> OptimStepResult:
-        tenant = self._tenants[session_id]
+        tenant = self.tenants.use(session_id)
         if tenant.window is None:
             raise Invalid(
                 "optim_step needs a forward_backward since the last one: there is no gradient to step on",
@@ -144,20 +165,13 @@ class PeftBackend:
         )
 
     def discard_window(self, session_id: SessionId) -> bool:
-        tenant = self._tenants[session_id]
+        tenant = self.tenants.use(session_id)
         discarded, tenant.window = tenant.window is not None, None
         return discarded
 
     def state(self, session_id: SessionId) -> snapshots.State:
         """Return everything the session is, by reference: valid until its next operation."""
-        tenant = self._tenants[session_id]
-        return snapshots.State(
-            lora=tenant.lora,
-            weights=self._bank.tensors(session_id),
-            moments=tenant.moments,
-            window=tenant.window,
-            recent=tenant.recent,
-        )
+        return self.tenants.state(session_id)
 
     def write_snapshot(self, session_id: SessionId, directory: Path) -> None:
         snapshots.write(directory, self.state(session_id))
@@ -166,19 +180,13 @@ class PeftBackend:
         state = snapshots.read(directory, self._shapes(lora))
         if state.lora != lora:
             raise CorruptState(f"snapshot was taken with {state.lora}, the session has {lora}")
-        self._bank.attach(session_id, lora, state.weights)
-        self._tenants[session_id] = Tenant(
-            lora=lora,
-            moments=self._on_device(state.moments),
-            window=None if state.window is None else [tensor.to(self._device) for tensor in state.window],
-            recent=state.recent,
-        )
+        self.tenants.place(session_id, state)
 
     def write_state(self, session_id: SessionId, directory: Path) -> None:
         snapshots.write(directory, replace(self.state(session_id), window=None))
 
     def load_state(self, session_id: SessionId, directory: Path, *, optimizer: bool) -> Loaded:
-        tenant = self._tenants[session_id]
+        tenant = self.tenants.use(session_id)
         saved = snapshots.read_lora(directory)
         if replace(saved, seed=tenant.lora.seed) != tenant.lora:
             raise Invalid(
@@ -191,14 +199,14 @@ class PeftBackend:
         with torch.no_grad():
             for name, master in self._bank.tensors(session_id).items():
                 master.copy_(state.weights[name])
-        masters = self._masters(session_id)
-        tenant.moments = self._on_device(state.moments) if optimizer else optim.Moments.zeros(masters)
+        fresh = optim.Moments.zeros(self.tenants.masters(session_id))
+        tenant.moments = moments_on(self._device, state.moments) if optimizer else fresh
         discarded, tenant.window = tenant.window is not None, None
         tenant.recent = state.recent
         return Loaded(optimizer_step=tenant.moments.step, discarded_gradient=discarded)
 
     def write_adapter(self, session_id: SessionId, directory: Path) -> Canary:
-        tenant = self._tenants[session_id]
+        tenant = self.tenants.use(session_id)
         adapter = stage.export(self._bank.tensors(session_id), tenant.lora, DTYPES[self._base.dtype])
         stage.write_adapter(directory, adapter, self._base.name)
         stage.validate(directory, self._bank.targets(tenant.lora), tenant.lora.rank)
@@ -212,7 +220,7 @@ class PeftBackend:
         return Canary(tokens=tokens, logprobs=logprobs, base_logprobs=self._score(None, tokens))
 
     def write_merged(self, session_id: SessionId, directory: Path) -> None:
-        tenant = self._tenants[session_id]
+        tenant = self.tenants.use(session_id)
         merge.write_merged(
             self._base.path,
             directory,
@@ -221,49 +229,6 @@ class PeftBackend:
             head_path=self.model.head_path,
             embedding_path=self.model.embedding_path,
             tied=self.model.tied,
-        )
-
-    def _compute(
-        self, session_id: SessionId, payload: Forward | ForwardBackward, note: Note, *, train: bool
-    ) -> ForwardResult:
-        """Run all micro-batches; with ``train`` leave the summed gradient in the masters' ``grad``."""
-        outputs: list[TensorData | None] = [None] * len(payload.data)
-        config = payload.loss_fn_config
-        report = Report(sum(datum.loss_fn_inputs["target_tokens"].size for datum in payload.data))
-        rows, lean = 0, 0
-        shares = self.passes.shares(payload.data)
-        with self.passes.active(session_id, shares), torch.set_grad_enabled(train):
-            for share in shares:
-                batch = assemble(payload.data, share.rows, self._device, fills(payload.loss_fn, config))
-                trained_Q = trained_positions(payload.loss_fn, batch.inputs, config)
-                logprobs_Q = self.passes.logprobs(
-                    session_id,
-                    batch,
-                    share.tree,
-                    temperature=config.get("temperature", 1.0),
-                    trained_Q=trained_Q if train else None,
-                )
-                losses_Q = token_losses(payload.loss_fn, logprobs_Q, batch.inputs, config, batch.lengths)
-                _require_finite(losses_Q, logprobs_Q, batch)
-                if train:
-                    losses_Q.sum().backward()  # pyright: ignore[reportUnknownMemberType]
-                report.add(losses_Q, logprobs_Q, batch.inputs.get("logprobs"), trained_Q)
-                if "ref_log_prob" in batch.inputs:
-                    weights_P = kl_weights(payload.loss_fn, batch.inputs)
-                    report.add_reference(logprobs_Q, batch.inputs["ref_log_prob"], weights_P)
-                for row, values in zip(batch.rows, batch.split(logprobs_Q.detach()), strict=True):
-                    outputs[row] = to_data(values)
-                rows += batch.tokens_BT.numel() if share.tree is None else len(share.tree.tokens)
-                lean += 0 if share.tree is None else len(share.rows)
-                note(len(outputs) - outputs.count(None), len(outputs))
-        ran = {
-            "computed_tokens:sum": float(rows),
-            "lean_decoder:mean": lean / len(outputs),
-            f"compute_{str(self.model.dtype).removeprefix('torch.')}:mean": 1.0,
-        }
-        return ForwardResult(
-            outputs=tuple({"logprobs": output} for output in outputs if output is not None),
-            metrics=report.metrics() | ran,
         )
 
     def _score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
@@ -286,11 +251,8 @@ class PeftBackend:
         """Return the canary's tokens from this batch, spread over its datums."""
         stride = -(-len(payload.data) // canary_tokens.MAX_SEQUENCES)
         order = [index for start in range(stride) for index in range(start, len(payload.data), stride)]
-        sequences = [[int(token) for token in payload.data[index].model_input.values()] for index in order[:64]]
-        return canary_tokens.from_sequences(sequences)
-
-    def _masters(self, session_id: SessionId) -> list[Any]:
-        return list(self._bank.tensors(session_id).values())
+        ends = [payload.data[index].model_input.values()[-canary_tokens.MAX_TOKENS :] for index in order[:64]]
+        return canary_tokens.from_sequences([[int(token) for token in end] for end in ends])
 
     def _shapes(self, lora: LoraConfig) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -299,28 +261,6 @@ class PeftBackend:
             shapes[f"{path}.lora_B"] = (out_features, lora.rank)
         return shapes
 
-    def _on_device(self, moments: optim.Moments) -> optim.Moments:
-        return optim.Moments(
-            first=[tensor.to(self._device) for tensor in moments.first],
-            second=[tensor.to(self._device) for tensor in moments.second],
-            step=moments.step,
-        )
-
 
 def _layout(lora: LoraConfig) -> str:
     return ", ".join(f"{name} {value}" for name, value in asdict(lora).items() if name != "seed")
-
-
-def _require_finite(losses_Q: Tensor, logprobs_Q: Tensor, batch: MicroBatch) -> None:
-    bad_Q = ~(torch.isfinite(losses_Q) & ~torch.isnan(logprobs_Q))
-    if not bad_Q.any():
-        return
-    for datum, bad in zip(batch.rows, batch.split(bad_Q), strict=True):
-        if bad.any():
-            position = int(bad.nonzero()[0][0].item())
-            raise Invalid(
-                f"the loss of data[{datum}] is not finite at position {position}",
-                code="non_finite_loss",
-                field=f"data[{datum}]",
-                details={"datum": datum, "position": position},
-            )

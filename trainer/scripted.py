@@ -58,6 +58,9 @@ class ScriptedBackend:
     def restore(self, session_id: SessionId, lora: LoraConfig, directory: Path) -> None:
         self._states[session_id] = _read(directory)
 
+    def check(self, session_id: SessionId, payload: Forward | ForwardBackward) -> None:
+        pass
+
     def forward(self, session_id: SessionId, payload: Forward, note: Note = unnoted) -> ForwardResult:
         return self._compute(session_id, payload, note)
 

@@ -18,9 +18,13 @@ class TrainerSettings(Places):
     )
     threads: int = Field(default=0, ge=0, description="Threads of a CPU kernel; 0: one per usable core")
     micro_batch_tokens: int = Field(default=2048, ge=1, description="Padded tokens computed at once")
+    operation_bytes: int | None = Field(
+        default=None, ge=1, description="Memory of one operation, beside model and sessions; unset: half the device's"
+    )
     lease_s: float = Field(default=15.0, gt=0, description="How long a lost trainer's sessions stay unserved")
     heartbeat_s: float = Field(default=2.0, gt=0, description="How often leases are renewed")
     snapshot_after_s: float = Field(default=20.0, gt=0, description="Replay time that makes a snapshot worth its write")
+    max_on_device: int = Field(default=16, ge=1, description="Sessions on the device; more of them wait on the host")
     max_resident: int = Field(default=16, ge=1, description="Sessions in memory; others wait parked on disk")
 
     @property

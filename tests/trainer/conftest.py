@@ -55,9 +55,13 @@ def backend(base: BaseModel) -> PeftBackend:
     return make_backend(base)
 
 
-def make_backend(base: BaseModel, micro_batch_tokens: int = 128) -> PeftBackend:
+def make_backend(base: BaseModel, micro_batch_tokens: int = 128, *, max_on_device: int = 16) -> PeftBackend:
     return PeftBackend(
-        base, device=torch.device("cpu"), compute_dtype=base.dtype, micro_batch_tokens=micro_batch_tokens
+        base,
+        device=torch.device("cpu"),
+        compute_dtype=base.dtype,
+        micro_batch_tokens=micro_batch_tokens,
+        max_on_device=max_on_device,
     )
 
 

@@ -1,6 +1,6 @@
 """The decoder: target log-probabilities of sequences under a LoRA adapter, differentiable in the adapter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 from trainer.decoder import lora as loras
 from trainer.decoder import weights
 from trainer.decoder.head import Head
-from trainer.decoder.plan import Ids, MicroBatch, plan
+from trainer.decoder.plan import Ids, MicroBatch, plan_each
 from trainer.decoder.run import DecoderSettings, Logprobs, Model, Run, arrange
 
 
@@ -34,9 +34,17 @@ class LoraDecoder:
             settings=settings,
         )
 
-    def plan(self, sequences: Sequence[Tensor] | Sequence[Ids]) -> list[MicroBatch]:
+    def plan(
+        self, sequences: Sequence[Tensor] | Sequence[Ids], targets: Sequence[int] | None = None
+    ) -> list[MicroBatch]:
         """Split an operation's token sequences into micro-batches; each datum is in exactly one."""
-        return plan([np.asarray(sequence) for sequence in sequences], self.model.settings.plan)
+        return list(self.plan_each(sequences, targets))
+
+    def plan_each(
+        self, sequences: Sequence[Tensor] | Sequence[Ids], targets: Sequence[int] | None = None
+    ) -> Iterator[MicroBatch]:
+        """As ``plan``, one micro-batch at a time; ``targets`` counts the log-probabilities asked of each sequence."""
+        return plan_each([np.asarray(sequence) for sequence in sequences], self.model.settings.plan, targets)
 
     def logprobs(
         self,

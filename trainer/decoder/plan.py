@@ -5,7 +5,7 @@ micro-batch form a forest, and a datum is a path from a root. Datums that begin 
 their common prefix. The rule looks at the operation's tokens and at the settings alone, so a replay plans the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +16,15 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """``max_tokens`` bounds the rows of a micro-batch (a longer datum gets one of its own).
+    """``max_tokens`` bounds the rows of a micro-batch, ``max_targets`` the log-probabilities asked of it; a datum that
+    exceeds one of them gets a micro-batch of its own.
 
     A common prefix becomes a node when that saves at least ``min_saved_tokens`` rows: below that the extra attention
     blocks cost more than the rows. ``share=False`` computes every datum by itself.
     """
 
     max_tokens: int = 1024
+    max_targets: int = 1 << 17
     min_saved_tokens: int = 64
     share: bool = True
 
@@ -71,8 +73,18 @@ class _Draft:
     parent: int
 
 
-def plan(sequences: Sequence[Ids], settings: PlanSettings) -> list[MicroBatch]:
-    """Split an operation into micro-batches. Every datum is in exactly one.
+def plan(sequences: Sequence[Ids], settings: PlanSettings, targets: Sequence[int] | None = None) -> list[MicroBatch]:
+    """Split an operation into micro-batches. Every datum is in exactly one; arguments as for ``plan_each``."""
+    return list(plan_each(sequences, settings, targets))
+
+
+def plan_each(
+    sequences: Sequence[Ids], settings: PlanSettings, targets: Sequence[int] | None = None
+) -> Iterator[MicroBatch]:
+    """As ``plan``, one micro-batch after the other: their layouts are not all in memory at once.
+
+    Args:
+        targets: how many log-probabilities are asked of each sequence; None: one per token.
 
     Raises:
         ValueError: a sequence is empty.
@@ -80,15 +92,16 @@ def plan(sequences: Sequence[Ids], settings: PlanSettings) -> list[MicroBatch]:
     for index, sequence in enumerate(sequences):
         if not len(sequence):
             raise ValueError(f"sequence {index} has no tokens")
-    forest = _Forest(sequences, settings)
-    return [forest.micro_batch(order) for order in _pack(forest, settings.max_tokens)]
+    forest = _Forest(sequences, settings, [len(sequence) for sequence in sequences] if targets is None else targets)
+    return (forest.micro_batch(order) for order in _pack(forest, settings))
 
 
 class _Forest:
     """The operation's datums in lexicographic order, so that common prefixes are neighbours."""
 
-    def __init__(self, sequences: Sequence[Ids], settings: PlanSettings) -> None:
+    def __init__(self, sequences: Sequence[Ids], settings: PlanSettings, targets: Sequence[int]) -> None:
         self._settings = settings
+        self.targets = targets
         self.sequences = [np.asarray(sequence, np.int64) for sequence in sequences]
         keys = [sequence.astype(">u4").tobytes() for sequence in self.sequences]
         self._rank = {index: rank for rank, index in enumerate(sorted(range(len(keys)), key=lambda i: (keys[i], i)))}
@@ -182,38 +195,45 @@ class _Forest:
         return parts
 
 
-def _pack(forest: _Forest, max_tokens: int) -> list[tuple[int, ...]]:
+def _pack(forest: _Forest, settings: PlanSettings) -> list[tuple[int, ...]]:
     """Group trees of similar length into micro-batches of about equal size; cut a tree that is too large."""
     pieces: list[tuple[int, tuple[int, ...]]] = []
+    max_tokens = settings.max_tokens
     for tree in forest.trees():
-        for piece in _cut(forest, tree, max_tokens):
+        for piece in _cut(forest, tree, settings):
             pieces.append((forest.cost(piece), piece))
     pieces.sort(key=lambda p: (max(len(forest.sequences[i]) for i in p[1]), p[0], p[1]))
     total = sum(cost for cost, _ in pieces)
     target = total / max(1, -(-total // max_tokens))
     batches: list[list[int]] = []
-    size = 0
+    size, asked = 0, 0
     for cost, piece in pieces:
-        if not batches or size + cost > max_tokens or size + cost / 2 > target:
+        targets = sum(forest.targets[index] for index in piece)
+        full = size + cost > max_tokens or size + cost / 2 > target or asked + targets > settings.max_targets
+        if not batches or full:
             batches.append([])
-            size = 0
+            size, asked = 0, 0
         batches[-1].extend(piece)
         size += cost
+        asked += targets
     return [tuple(batch) for batch in batches]
 
 
-def _cut(forest: _Forest, tree: tuple[int, ...], max_tokens: int) -> list[tuple[int, ...]]:
+def _cut(forest: _Forest, tree: tuple[int, ...], settings: PlanSettings) -> list[tuple[int, ...]]:
     """Cut a tree that exceeds the budget where its neighbours have least in common; each piece repeats its prefix."""
     pieces: list[tuple[int, ...]] = []
     start, size, costs = 0, 0, [0]
+    asked = 0
     for place in range(len(tree)):
         fresh = len(forest.sequences[tree[place]])
         added = fresh if place == start else fresh - forest.common(tree[place - 1], tree[place])
-        if place > start and size + added > max_tokens:
+        asked += forest.targets[tree[place]]
+        if place > start and (size + added > settings.max_tokens or asked > settings.max_targets):
             candidates = [i for i in range(start + 1, place + 1) if costs[i - start] >= size / 2] or [place]
             cut = min(candidates, key=lambda i: (forest.common(tree[i - 1], tree[i]), -i))
             pieces.append(tree[start:cut])
             start, size, costs = cut, 0, [0]
+            asked = sum(forest.targets[index] for index in tree[cut : place + 1])
             for i in range(cut, place + 1):
                 fresh = len(forest.sequences[tree[i]])
                 size += fresh if i == cut else fresh - forest.common(tree[i - 1], tree[i])

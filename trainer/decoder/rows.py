@@ -3,6 +3,7 @@
 Suffixes as in ``attention``.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,8 +89,13 @@ def scatter(target_TE: Tensor, rows: Tensor, block: DeviceBlock) -> None:
         target_TE.index_copy_(0, block.own[block.real], flat[block.real])
 
 
+def fused_beyond(dtype: torch.dtype) -> int:
+    """Return up to how many keys a CPU's attention scores are materialised: beyond, the fused kernel is faster."""
+    if dtype == torch.float32:
+        return 0
+    return _BFLOAT16_KEYS if dtype == torch.bfloat16 else sys.maxsize
+
+
 def _fused_pays(block: Block, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch's fused CPU kernel is the faster way; a rule of shape, dtype and device alone."""
-    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
-        return False
-    return dtype == torch.float32 or block.shape[2] + block.shape[3] > _BFLOAT16_KEYS
+    return device.type == "cpu" and block.shape[2] + block.shape[3] > fused_beyond(dtype)
