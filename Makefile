@@ -14,7 +14,7 @@ ARGS ?=
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer check lint format typecheck lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer curves check lint format typecheck lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: setup ## Run the whole test suite
 
 bench-trainer: setup ## Compare the trainer with a bare PEFT loop (25 minutes; QUICK=1: about 5)
 	@$(BIN)/python -m tests.bench.trainer $(if $(QUICK),--quick)
+
+curves: setup ## Compare learning curves with a plain transformers + PEFT loop (SFT and GRPO, about 40 minutes)
+	@$(BIN)/python -m tests.curves
 
 check: lint typecheck test ## Everything a commit must pass: lint, types, tests
 

@@ -33,7 +33,8 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
     parser.add_argument("--seeds", default="1,2,3", help="of GRPO; SFT takes the first")
     parser.add_argument("--steps", type=int, default=8, help="of GRPO")
-    parser.add_argument("--problems", type=int, default=8, help="per step of GRPO, with 8 answers each")
+    parser.add_argument("--problems", type=int, default=8, help="per step of GRPO")
+    parser.add_argument("--samples", type=int, default=8, help="answers to each problem")
     parser.add_argument("--examples", type=int, default=200)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
@@ -55,7 +56,8 @@ def main() -> int:
         finals: list[tuple[float, float]] = []
         for seed in seeds:
             setup = Setup(model=model, dtype=dtype, learning_rate=3e-4, seed=seed)
-            curves = grpo(setup, tokenizer, Addition(steps=arguments.steps, problems=arguments.problems), say)
+            task = Addition(steps=arguments.steps, problems=arguments.problems, samples=arguments.samples)
+            curves = grpo(setup, tokenizer, task, say)
             finals.append((fmean(curves.plain[-LAST:]), fmean(curves.ours[-LAST:])))
             say(f"RESULT grpo seed {seed} final reward plain {finals[-1][0]:.3f} ours {finals[-1][1]:.3f} ({dtype})")
         if len(finals) > 1:

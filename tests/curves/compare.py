@@ -29,11 +29,12 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class Addition:
-    """Size of the policy task. ``steps`` of ``problems`` with ``samples`` answers each."""
+    """The policy task: ``steps`` of ``problems`` with ``samples`` answers each, ``reward(a, b, answer)`` for an answer."""
 
     steps: int
     problems: int = 8
     samples: int = 8
+    reward: Callable[[int, int, str], float] = tasks.reward
 
 
 def sft(setup: Setup, tokenizer: Any, *, examples: int, batch: int, note: Callable[[str], None]) -> Curves:
@@ -72,7 +73,7 @@ def _roll_out(loop: Loop, tokenizer: Any, task: Addition, seed: int) -> tuple[li
     rewards: list[float] = []
     for index, (a, b) in enumerate(drawn):
         mine = slice(index * task.samples, (index + 1) * task.samples)
-        got = [tasks.reward(a, b, tokenizer.decode(answer, skip_special_tokens=True)) for answer in answers[mine]]
+        got = [task.reward(a, b, tokenizer.decode(answer, skip_special_tokens=True)) for answer in answers[mine]]
         rewards += got
         for answer, sampled, won in zip(answers[mine], logprobs[mine], got, strict=True):
             prompt = torch.tensor(prompts[index])

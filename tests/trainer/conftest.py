@@ -50,15 +50,28 @@ def base(model_dir: Path) -> BaseModel:
     return tiny_base(model_dir)
 
 
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where numerics are computed: every test that asks for it also runs on a CUDA device (``pytest -m gpu``)."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch.device(request.param)
+
+
 @pytest.fixture
-def backend(base: BaseModel) -> PeftBackend:
-    return make_backend(base)
+def backend(base: BaseModel, device: torch.device) -> PeftBackend:
+    return make_backend(base, device=device)
 
 
-def make_backend(base: BaseModel, micro_batch_tokens: int = 128, *, max_on_device: int = 16) -> PeftBackend:
+CPU = torch.device("cpu")
+
+
+def make_backend(
+    base: BaseModel, micro_batch_tokens: int = 128, *, max_on_device: int = 16, device: torch.device = CPU
+) -> PeftBackend:
     return PeftBackend(
         base,
-        device=torch.device("cpu"),
+        device=device,
         compute_dtype=base.dtype,
         micro_batch_tokens=micro_batch_tokens,
         max_on_device=max_on_device,

@@ -29,16 +29,16 @@ def state_of(backend: PeftBackend, session: SessionId) -> Bits:
     state = backend.state(session)
     window = list(state.window or ())
     tensors = [*state.weights.values(), *state.moments.first, *state.moments.second, *window]
-    return Bits([tensor.detach().clone() for tensor in tensors], state.moments.step, state.window is not None)
+    return Bits([tensor.detach().cpu().clone() for tensor in tensors], state.moments.step, state.window is not None)
 
 
 def weights(backend: PeftBackend, session: SessionId) -> Tensor:
     """All masters, flattened into one vector."""
-    return torch.cat([tensor.detach().flatten() for tensor in backend.state(session).weights.values()])
+    return torch.cat([tensor.detach().cpu().flatten() for tensor in backend.state(session).weights.values()])
 
 
 def gradients(backend: PeftBackend, session: SessionId) -> Tensor:
     """The accumulated gradient, flattened into one vector."""
     window = backend.state(session).window
     assert window is not None
-    return torch.cat([tensor.flatten() for tensor in window])
+    return torch.cat([tensor.cpu().flatten() for tensor in window])

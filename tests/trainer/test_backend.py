@@ -94,7 +94,7 @@ def test_alternatives_and_temperatures_give_value_and_gradient_of_plain_peft(
 
     result = backend.forward_backward(A, forward_backward(data, temperature=1.3))
 
-    masters = {name: m.detach().clone().requires_grad_() for name, m in backend.state(A).weights.items()}
+    masters = {name: m.detach().cpu().clone().requires_grad_() for name, m in backend.state(A).weights.items()}
     total = torch.zeros(())
     for datum, output in zip(data, result.outputs, strict=True):
         logits = plain_logits(base, masters, 8.0 / 4, list(datum.model_input.values()))
@@ -144,12 +144,14 @@ def test_an_operation_mixing_datums_with_and_without_alternatives_splits_like_an
     assert float((expected - found).norm() / expected.norm()) < 1e-5
 
 
-def test_the_sequence_ratio_is_that_of_each_datum_whatever_the_micro_batch(base: BaseModel) -> None:
+def test_the_sequence_ratio_is_that_of_each_datum_whatever_the_micro_batch(
+    base: BaseModel, device: torch.device
+) -> None:
     data = masked(policy_batch(6))
     clip = {"clip_low_threshold": 0.2, "clip_high_threshold": 3.0}
     found: list[torch.Tensor] = []
     for tokens in (1, 4096):
-        backend = make_backend(base, micro_batch_tokens=tokens)
+        backend = make_backend(base, micro_batch_tokens=tokens, device=device)
         backend.open(A, lora())
         backend.forward_backward(A, forward_backward(data, LossFn.GSPO, **clip))
         found.append(gradients(backend, A))
@@ -231,10 +233,10 @@ def test_splitting_a_batch_any_way_accumulates_the_same_gradient(backend: PeftBa
     assert float((expected - found).norm() / expected.norm()) < 1e-5
 
 
-def test_the_micro_batch_size_does_not_change_the_gradient(base: BaseModel) -> None:
+def test_the_micro_batch_size_does_not_change_the_gradient(base: BaseModel, device: torch.device) -> None:
     found: list[torch.Tensor] = []
     for tokens in (1, 64, 4096):
-        backend = make_backend(base, micro_batch_tokens=tokens)
+        backend = make_backend(base, micro_batch_tokens=tokens, device=device)
         backend.open(A, lora())
         backend.forward_backward(A, forward_backward(batch(4)))
         found.append(gradients(backend, A))
@@ -254,8 +256,8 @@ def test_neighbours_in_a_micro_batch_do_not_leak(backend: PeftBackend) -> None:
     assert ours.outputs[1] != beside.outputs[1]
 
 
-def test_the_gradient_is_the_finite_difference_of_the_loss(base: BaseModel) -> None:
-    backend = make_backend(base)
+def test_the_gradient_is_the_finite_difference_of_the_loss(base: BaseModel, device: torch.device) -> None:
+    backend = make_backend(base, device=device)
     backend.open(A, lora(unembed=True))
     trained(backend, A)
     payload = forward_backward(batch(5, lengths=(12,)))
@@ -287,11 +289,11 @@ ORDERS = [
 
 
 @pytest.fixture(scope="module")
-def alone(base: BaseModel) -> dict[SessionId, list[torch.Tensor]]:
+def alone(base: BaseModel, device: torch.device) -> dict[SessionId, list[torch.Tensor]]:
     """Each session's tensors after two rounds by itself."""
     found: dict[SessionId, list[torch.Tensor]] = {}
     for session in (A, B):
-        backend = make_backend(base)
+        backend = make_backend(base, device=device)
         backend.open(session, CONFIGS[session])
         for seed in (1, 2):
             backend.forward_backward(session, PAYLOADS[session](seed))
@@ -309,9 +311,9 @@ PAYLOADS = {
 
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_interleaved_sessions_are_bit_equal_to_each_alone(
-    base: BaseModel, alone: dict[SessionId, list[torch.Tensor]], order: tuple[str, ...]
+    base: BaseModel, device: torch.device, alone: dict[SessionId, list[torch.Tensor]], order: tuple[str, ...]
 ) -> None:
-    backend = make_backend(base)
+    backend = make_backend(base, device=device)
     for session in (A, B):
         backend.open(session, CONFIGS[session])
     for seed in (1, 2):
@@ -327,7 +329,9 @@ def test_interleaved_sessions_are_bit_equal_to_each_alone(
             assert torch.equal(ours, theirs)
 
 
-def test_a_fresh_session_depends_on_its_config_alone(base: BaseModel, backend: PeftBackend) -> None:
+def test_a_fresh_session_depends_on_its_config_alone(
+    base: BaseModel, device: torch.device, backend: PeftBackend
+) -> None:
     backend.open(B, lora(seed=1))
     trained(backend, B)
     torch.manual_seed(123)
@@ -335,7 +339,7 @@ def test_a_fresh_session_depends_on_its_config_alone(base: BaseModel, backend: P
     first = weights(backend, A)
     backend.close(A)
     backend.open(A, lora(seed=7))
-    other = make_backend(base)
+    other = make_backend(base, device=device)
     other.open(A, lora(seed=7))
 
     assert torch.equal(first, weights(backend, A))
@@ -365,8 +369,8 @@ def test_each_switch_trains_its_layers_and_every_tensor_moves(
         assert not torch.equal(master, before[name]), name
 
 
-def test_the_base_stays_bit_equal_whatever_sessions_do(base: BaseModel, tmp_path: Path) -> None:
-    backend = make_backend(base)
+def test_the_base_stays_bit_equal_whatever_sessions_do(base: BaseModel, device: torch.device, tmp_path: Path) -> None:
+    backend = make_backend(base, device=device)
     before = frozen(backend)
     backend.open(A, lora(unembed=True))
     trained(backend, A)

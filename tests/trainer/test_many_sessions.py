@@ -46,10 +46,10 @@ class Alone:
 
 
 @pytest.fixture(scope="module")
-def alone(base: BaseModel) -> list[Alone]:
+def alone(base: BaseModel, device: torch.device) -> list[Alone]:
     found: list[Alone] = []
     for config, payloads in KINDS:
-        backend, session = make_backend(base), SessionId("sess-alone")
+        backend, session = make_backend(base, device=device), SessionId("sess-alone")
         backend.open(session, config)
         norms = [run(backend, session, payload) for payload in payloads]
         first = state_of(backend, session)
@@ -58,9 +58,11 @@ def alone(base: BaseModel) -> list[Alone]:
     return found
 
 
-def test_sessions_that_wait_on_the_host_go_on_bit_equal(base: BaseModel, alone: list[Alone]) -> None:
+def test_sessions_that_wait_on_the_host_go_on_bit_equal(
+    base: BaseModel, device: torch.device, alone: list[Alone]
+) -> None:
     """Nine sessions take turns on a device with room for two, in the middle of their windows too."""
-    backend = make_backend(base, max_on_device=2)
+    backend = make_backend(base, max_on_device=2, device=device)
     sessions = [SessionId(f"sess-{number}") for number in range(9)]
     norms: dict[SessionId, list[float | None]] = {session: [] for session in sessions}
     for number, session in enumerate(sessions):
@@ -80,10 +82,10 @@ def test_sessions_that_wait_on_the_host_go_on_bit_equal(base: BaseModel, alone: 
 
 
 async def test_a_hundred_sessions_share_a_process_that_holds_four(
-    world: World, alone: list[Alone], base: BaseModel
+    world: World, alone: list[Alone], base: BaseModel, device: torch.device
 ) -> None:
     """Two on the device, two on the host, the others on disk: every operation finds its session parked, mid-window."""
-    backend = make_backend(base, max_on_device=2)
+    backend = make_backend(base, max_on_device=2, device=device)
     trainer = world.trainer(backend, max_resident=4)
     sessions = [await world.open(KINDS[number % 4][0]) for number in range(100)]
     for turn in range(2):

@@ -160,8 +160,8 @@ def test_a_damaged_state_is_refused_and_the_session_stays_as_it_was(
     assert state_of(backend, A) == before
 
 
-def test_a_snapshot_of_another_config_is_refused(base: BaseModel, tmp_path: Path) -> None:
-    backend = make_backend(base)
+def test_a_snapshot_of_another_config_is_refused(base: BaseModel, device: torch.device, tmp_path: Path) -> None:
+    backend = make_backend(base, device=device)
     backend.open(A, lora(rank=4, seed=1))
     backend.write_snapshot(A, tmp_path)
     backend.close(A)
