@@ -29,7 +29,7 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class Addition:
-    """The policy task: ``steps`` of ``problems`` with ``samples`` answers each, ``reward(a, b, answer)`` for an answer."""
+    """The policy task: ``steps`` of ``problems`` with ``samples`` answers each, each worth ``reward(a, b, answer)``."""
 
     steps: int
     problems: int = 8
