@@ -143,7 +143,8 @@ class AdapterBank:
             target_modules=list(targets),
             init_lora_weights=False,
         )
-        with warnings.catch_warnings():
+        # PEFT draws first values that ours replace: not from the generator of the process.
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # Tied embeddings: only the head's own LoRA tensors are ever saved, and the base is never merged in place.
             warnings.filterwarnings("ignore", message=".*tie_word_embeddings.*")
             if self._tuner is None:

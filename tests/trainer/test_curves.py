@@ -24,7 +24,7 @@ def test_fine_tuning_on_chats_follows_the_plain_loop_step_by_step(tiny_model: Pa
     curves = sft(setup, AutoTokenizer.from_pretrained(tiny_model), examples=40, batch=8, note=silent)
 
     assert curves.farthest < 1e-3
-    assert curves.ours[-1] < curves.ours[0] - 1.0
+    assert curves.ours[-1] < curves.ours[0] - 0.3
 
 
 def test_the_policy_task_samples_and_earns_what_the_plain_loop_does(tiny_model: Path) -> None:

@@ -62,7 +62,8 @@ def sequence_means(lp: Tensor, inputs: Mapping[str, Tensor], lengths: Sequence[i
     means: list[float] = []
     start = 0
     for length in lengths:
-        at = [t for t in range(start, start + length) if "logprobs" in inputs and inputs["sequence_ratio_mask"][t] != 0]
+        masked = "sequence_ratio_mask" in inputs
+        at = [t for t in range(start, start + length) if masked and inputs["sequence_ratio_mask"][t] != 0]
         means.append(sum(float(lp[t]) - float(inputs["logprobs"][t]) for t in at) / max(len(at), 1))
         start += length
     return means
