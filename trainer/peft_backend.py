@@ -60,8 +60,8 @@ def device_bytes(device: torch.device) -> int:
     """Return how much memory the device has in all."""
     if device.type != "cuda":
         return machine_bytes()
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.total_memory)
+    cuda: Any = torch.cuda
+    return int(cuda.get_device_properties(device).total_memory)
 
 
 def pick_dtype(base: BaseModel, device: torch.device) -> torch.dtype:

@@ -161,7 +161,7 @@ OPTIONS = st.fixed_dictionaries(
     options=OPTIONS,
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_loss_through_the_model_equals_plain_transformers(
     trained_backend: PeftBackend,
     plain: Plain,
@@ -181,7 +181,7 @@ def test_every_loss_through_the_model_equals_plain_transformers(
     options=OPTIONS,
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_datums_that_branch_anywhere_equal_plain_transformers(
     trained_backend: PeftBackend,
     plain: Plain,

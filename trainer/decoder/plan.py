@@ -201,7 +201,7 @@ def _pack(forest: _Forest, settings: PlanSettings) -> list[tuple[int, ...]]:
     max_tokens = settings.max_tokens
     for tree in forest.trees():
         for piece in _cut(forest, tree, settings):
-            pieces.append((forest.cost(piece), piece))
+            pieces.extend(_halved(forest, piece, max_tokens))
     pieces.sort(key=lambda p: (max(len(forest.sequences[i]) for i in p[1]), p[0], p[1]))
     total = sum(cost for cost, _ in pieces)
     target = total / max(1, -(-total // max_tokens))
@@ -217,6 +217,15 @@ def _pack(forest: _Forest, settings: PlanSettings) -> list[tuple[int, ...]]:
         size += cost
         asked += targets
     return [tuple(batch) for batch in batches]
+
+
+def _halved(forest: _Forest, piece: tuple[int, ...], max_tokens: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Return a piece with its cost, halved while that is above the budget: prefixes too short to share are rows too."""
+    cost = forest.cost(piece)
+    if cost <= max_tokens or len(piece) == 1:
+        return [(cost, piece)]
+    middle = len(piece) // 2
+    return [*_halved(forest, piece[:middle], max_tokens), *_halved(forest, piece[middle:], max_tokens)]
 
 
 def _cut(forest: _Forest, tree: tuple[int, ...], settings: PlanSettings) -> list[tuple[int, ...]]:

@@ -91,6 +91,21 @@ datums = st.lists(
 )
 
 
+def test_prefixes_too_short_to_share_count_as_rows() -> None:
+    data = [ids((0, 1)), ids((0, 2)), ids((0, 4)), ids((0, 1), (1, 1), (0, 5))]
+    batches = plan(data, PlanSettings(max_tokens=10, min_saved_tokens=2))
+    assert max(len(batch.tokens) for batch in batches) <= 10
+
+
+def test_a_micro_batch_asks_for_no_more_targets_than_allowed() -> None:
+    group = [ids((1, 90), (10 + i, 3)) for i in range(12)]
+    batches = plan(group, PlanSettings(max_tokens=1000, max_targets=4 * 93))
+    assert sorted(index for batch in batches for index in batch.datums) == list(range(12))
+    assert all(len(batch.datums) <= 4 for batch in batches)
+    wide = plan(group, PlanSettings(max_tokens=1000, max_targets=4 * 93), [93 * 3] * 12)
+    assert [len(batch.datums) for batch in wide] == [1] * 12
+
+
 @given(data=datums, max_tokens=st.integers(1, 60), min_saved=st.integers(0, 12), share=st.booleans())
 def test_every_datum_is_one_path_with_its_tokens_and_positions(
     data: list[Ids], max_tokens: int, min_saved: int, share: bool
