@@ -1,0 +1,108 @@
+"""Doing to a running stack what the plan says, at the moment it says."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from tests.crash.driver import Driver
+from tests.crash.oracles.sql import connected, rows
+from tests.crash.plan import Fault, Strike
+from tests.crash.processes import Stack
+
+INJECTED_S = 0.6
+FULL_S = 1.5
+_RUNNING = "SELECT id FROM operations WHERE status = 'running' AND NOT staged"
+_TRAINER_FAULTS = frozenset({Fault.KILL_TRAINER, Fault.KILL_ALL})
+
+
+class Striker:
+    """Strikes a stack. ``struck`` counts what was done."""
+
+    def __init__(self, stack: Stack, driver: Driver) -> None:
+        self.struck: Counter[Fault] = Counter()
+        self.statuses: list[tuple[Fault, int | None]] = []
+        self._stack = stack
+        self._driver = driver
+        self._victims: set[str] = set()
+
+    async def run(self, strikes: Sequence[Strike]) -> None:
+        """Strike each one when it is due."""
+        for strike in strikes:
+            while self._driver.final < strike.after:
+                await asyncio.sleep(0.005)
+            if strike.fault in _TRAINER_FAULTS:
+                await self._recovered()
+            await asyncio.sleep(strike.delay_s)
+            self._driver.note(strike.fault.value, "strikes")
+            await self._strike(strike.fault)
+            self._driver.note(strike.fault.value, "struck")
+            self.struck[strike.fault] += 1
+
+    async def _strike(self, fault: Fault) -> None:
+        stack = self._stack
+        match fault:
+            case Fault.KILL_TRAINER:
+                stack.kill(*stack.names("trainer"))
+                self._victims = self._running()
+            case Fault.KILL_GATEWAY:
+                stack.kill("gateway")
+            case Fault.KILL_ENGINE:
+                stack.kill("engine")
+            case Fault.KILL_ALL:
+                stack.kill(*stack.members)
+                await asyncio.to_thread(stack.restart_database)
+                self._victims = self._running()
+            case Fault.TERM_TRAINER | Fault.TERM_GATEWAY:
+                name = "gateway" if fault is Fault.TERM_GATEWAY else stack.names("trainer")[0]
+                self.statuses.append((fault, await asyncio.to_thread(stack.terminate, name)))
+            case Fault.RESTART_DATABASE:
+                await asyncio.to_thread(stack.restart_database)
+            case Fault.FSYNC_ERROR_GATEWAY | Fault.FSYNC_ERROR_TRAINER:
+                await self._inject(fault, "fsync,fdatasync", "EIO", only=None)
+            case Fault.NO_SPACE_GATEWAY | Fault.NO_SPACE_TRAINER:
+                await self._inject(fault, "pwrite64,write,ftruncate,fallocate", "ENOSPC", only="loopline.db")
+            case Fault.FULL_DISK:
+                await self._fill()
+
+    async def _inject(self, fault: Fault, calls: str, errno: str, *, only: str | None) -> None:
+        """Make system calls of a running process fail for a moment."""
+        name = "gateway" if fault in (Fault.FSYNC_ERROR_GATEWAY, Fault.NO_SPACE_GATEWAY) else "trainer-0"
+        pid = self._stack.members[name].pid
+        if not pid:
+            return
+        command = ["strace", "-f", "-qq", "-o", os.devnull, "-p", str(pid)]
+        if only is not None:
+            database = self._stack.data_dir / only
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                command += ["-P", f"{database}{suffix}"]
+        command += ["-e", f"trace={calls}", "-e", f"inject={calls}:error={errno}"]
+        tracer = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
+        await asyncio.sleep(INJECTED_S)
+        with suppress(ProcessLookupError):
+            tracer.send_signal(signal.SIGINT)
+        await tracer.wait()
+
+    async def _fill(self) -> None:
+        """Leave no byte in the data directory's file system for a moment."""
+        filler = self._stack.data_dir / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(64 * 1024))
+        await asyncio.sleep(FULL_S)
+        filler.unlink()
+
+    async def _recovered(self) -> None:
+        """Return when what the last kill interrupted is done: an operation hit twice is given up, by contract."""
+        while self._victims & self._running():
+            await asyncio.sleep(0.02)
+
+    def _running(self) -> set[str]:
+        while True:
+            with suppress(SQLAlchemyError), connected(self._stack.database_url) as connection:
+                return {row["id"] for row in rows(connection, _RUNNING)}

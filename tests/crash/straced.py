@@ -1,0 +1,140 @@
+"""strace, and reading its output: which bytes were on disk when an acknowledgement left. Pure.
+
+Lines are those of ``strace -f -ttt -T -yy -s N``: process, start time, call with the paths of its descriptors, result
+and duration. A call that another thread interrupted stands on two lines, which are joined here.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSCALLS = "pwrite64,pwritev,write,writev,sendto,sendmsg,fsync,fdatasync,rename,renameat,renameat2"
+_SHOWN_BYTES = 16384  # two pages of PostgreSQL
+_LINE = re.compile(r"^(\d+)\s+(\d+\.\d+)\s+(.*)$")
+_CALL = re.compile(r"^(\w+)\((.*)\)\s+=\s+(-?\d+|\?).*?<(\d+\.\d+)>$", re.DOTALL)
+_UNFINISHED = " <unfinished ...>"
+_RESUMED = re.compile(r"^<\.\.\. \w+ resumed>(.*)$", re.DOTALL)
+_PATH = re.compile(r"^\d+<([^>]*)>")
+_RENAMED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+def command(output: Path) -> list[str]:
+    """Return what to put before a command so that its calls are written to ``output``; its pid stays its own."""
+    shown = ["-ttt", "-T", "-yy", "-s", str(_SHOWN_BYTES), "-e", f"trace={SYSCALLS}", "-e", "signal=none"]
+    return ["strace", "-D", "-f", "--seccomp-bpf", "-qqq", *shown, "-o", str(output)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One system call. ``path`` is what its first descriptor leads to, for a rename the new name."""
+
+    name: str
+    began: float
+    ended: float
+    result: int
+    path: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What an acknowledged operation needs on disk: a log record with its id, and a body file if it has one."""
+
+    operation_id: str
+    body_file: str | None
+
+
+def parse(lines: Iterable[str]) -> list[Call]:
+    """Return the finished calls in the order of their ends."""
+    begun: dict[str, tuple[float, str]] = {}
+    calls: list[Call] = []
+    for line in lines:
+        if (found := _LINE.match(line.rstrip("\n"))) is None:
+            continue
+        pid, at, text = found[1], float(found[2]), found[3]
+        if text.endswith(_UNFINISHED):
+            begun[pid] = (at, text.removesuffix(_UNFINISHED))
+            continue
+        if (resumed := _RESUMED.match(text)) is not None:
+            if pid not in begun:
+                continue
+            at, head = begun.pop(pid)
+            text = head + resumed[1]
+        if (call := _CALL.match(text)) is None or call[3] == "?":
+            continue
+        calls.append(
+            Call(
+                name=call[1],
+                began=at,
+                ended=at + float(call[4]),
+                result=int(call[3]),
+                path=_path_of(call[1], call[2]),
+                arguments=call[2],
+            )
+        )
+    return sorted(calls, key=lambda one: one.ended)
+
+
+def _path_of(name: str, arguments: str) -> str:
+    if name.startswith("rename"):
+        names = _RENAMED.findall(arguments)
+        return names[-1] if names else ""
+    found = _PATH.match(arguments)
+    return found[1] if found else ""
+
+
+def unsupported(calls: Sequence[Call], needs: Needs, *, log: str) -> list[str]:
+    """Return what was not on disk when the first answer that names the operation left; nothing when all was.
+
+    Args:
+        log: part of the path of the database's log (``loopline.db-wal``, ``pg_wal/``).
+    """
+    id = needs.operation_id
+    answers = [call.began for call in calls if id in call.arguments and _is_http(call.path)]
+    if not answers:
+        return [f"{id}: no answer was seen"]
+    sent = min(answers)
+    records = [call for call in calls if log in call.path and "write" in call.name and id in call.arguments]
+    if not records:
+        return [f"{id}: no log record was seen"]
+    found: list[str] = []
+    if not _synced(calls, log, after=min(record.ended for record in records), before=sent):
+        found.append(f"{id}: answered before its log record was synced")
+    if needs.body_file is not None:
+        found += _body(calls, needs.body_file, sent, id)
+    return found
+
+
+def _body(calls: Sequence[Call], file: str, sent: float, id: str) -> list[str]:
+    """The body was synced under its temporary name, renamed, and the directory's entry synced."""
+    directory, _, digest = file.rpartition("/")
+    renames = [call for call in calls if call.path == file and call.name.startswith("rename") and call.ended <= sent]
+    if not renames:
+        return [f"{id}: answered before its body had its name"]
+    renamed = renames[0]
+    found: list[str] = []
+    if not _synced(calls, f"{directory}/.{digest}", after=0.0, before=renamed.began):
+        found.append(f"{id}: its body got its name before its content was synced")
+    if not any(
+        call.name in ("fsync", "fdatasync") and call.path == directory and call.result == 0
+        for call in calls
+        if renamed.ended <= call.began and call.ended <= sent
+    ):
+        found.append(f"{id}: answered before the directory of its body was synced")
+    return found
+
+
+def _synced(calls: Sequence[Call], path: str, *, after: float, before: float) -> bool:
+    return any(
+        call.name in ("fsync", "fdatasync")
+        and path in call.path
+        and call.result == 0
+        and after <= call.began
+        and call.ended <= before
+        for call in calls
+    )
+
+
+def _is_http(path: str) -> bool:
+    return path.startswith("TCP")

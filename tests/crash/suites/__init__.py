@@ -1,0 +1,1 @@
+"""The suites: each draws plans, runs episodes and returns a verdict."""
