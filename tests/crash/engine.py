@@ -23,11 +23,11 @@ from starlette.routing import Route
 from gateway.engines.scripted import ScriptedEngine, answer, create_scripted_app
 from gateway.engines.scripted_answers import Limits, prompts_of, usage
 
-Scores = Mapping[tuple[int, ...], Sequence[float]]
+Scores = dict[tuple[int, ...], Sequence[float]]
 
 
 class Recorded:
-    """The canaries of the adapters that are loaded, by adapter name."""
+    """The canaries of the adapters that were loaded, by model name; the base's scores are the control."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
@@ -44,13 +44,14 @@ class Recorded:
             return JSONResponse({"error": {"message": "No adapter found at the path", "code": 404}}, 404)
         canary = json.loads(manifest)["canary"]
         self._engine.fingerprints[name] = hashlib.sha256(manifest).hexdigest()
-        rows = zip(canary["tokens"], canary["logprobs"], strict=True)
-        self._scores[name] = {tuple(tokens): scores for tokens, scores in rows}
+        for model, scores in ((name, canary["logprobs"]), (self._engine.served_name, canary["base_logprobs"])):
+            known = self._scores.setdefault(model, {})
+            known.update(zip(map(tuple, canary["tokens"]), scores, strict=True))
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the answer to a request to score recorded canaries; None for any other request."""
-        scores = self._scores.get(body["model"], {}) if body["model"] in self._engine.fingerprints else {}
+        scores = self._scores.get(body["model"], {})
         prompts = [tuple(prompt) for prompt in prompts_of(body["prompt"])]
         if body.get("prompt_logprobs") is None or not all(prompt in scores for prompt in prompts):
             return None

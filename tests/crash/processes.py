@@ -98,7 +98,7 @@ class Stack:
     def database_url(self) -> str:
         if self.postgres is not None:
             return self.postgres.url("loopline")
-        return f"sqlite+aiosqlite:///{self.data_dir / 'loopline.db'}"
+        return f"sqlite:///{self.data_dir / 'loopline.db'}"
 
     @property
     def journal(self) -> Path:

@@ -21,7 +21,7 @@ FINAL = ("completed", "failed", "skipped", "cancelled")
 @contextmanager
 def connected(url: str) -> Iterator[Connection]:
     """Open a connection of its own for reading."""
-    engine = create_engine(url.replace("+aiosqlite", ""), poolclass=NullPool)
+    engine = create_engine(url, poolclass=NullPool)
     try:
         with engine.connect() as connection:
             yield connection
