@@ -9,12 +9,20 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # Extra words for pytest: make test ARGS="tests/store -k sqlite"
 ARGS ?=
+# The crash tests': how often, how many operations, what decides everything random, on which database and engine.
+N ?=
+OPS ?= 2000
+SEED ?= 1
+DB ?= sqlite
+ENGINE ?= vllm
+MODEL ?= tiny
+CRASH = $(BIN)/python -m tests.crash
 
 # make bench-trainer QUICK=1: the short version
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer curves check lint format typecheck lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer curves crash chaos faults pauses saves acks recovery check lint format typecheck lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +42,27 @@ bench-trainer: setup ## Compare the trainer with a bare PEFT loop (25 minutes; Q
 
 curves: setup ## Compare learning curves with a plain transformers + PEFT loop (SFT and GRPO, about 40 minutes)
 	@$(BIN)/python -m tests.curves
+
+crash: setup ## Kill everything in turn, lose nothing: N=200 SEED=1 DB=sqlite|postgres ENGINE=vllm|scripted
+	@$(CRASH) crash --rounds $(or $(N),20) --seed $(SEED) --database $(DB) --engine $(ENGINE)
+
+chaos: setup ## Send through a proxy that duplicates, drops, delays and reorders: OPS=2000 SEED=1 DB=...
+	@$(CRASH) chaos --operations $(OPS) --seed $(SEED) --database $(DB)
+
+faults: setup ## SIGTERM, failing fsyncs, a full disk, database restarts: N=20 SEED=1 DB=...
+	@$(CRASH) faults --rounds $(or $(N),20) --seed $(SEED) --database $(DB)
+
+pauses: setup ## Stop a computing trainer beyond its lease and wake it: N=100 SEED=1 DB=...
+	@$(CRASH) pauses --rounds $(or $(N),100) --seed $(SEED) --database $(DB)
+
+saves: setup ## Kill the trainer while it writes versions: N=100 SEED=1 DB=...
+	@$(CRASH) saves --rounds $(or $(N),100) --seed $(SEED) --database $(DB)
+
+acks: setup ## Show with strace that acknowledgements follow the fsync of what they need: N=200 DB=...
+	@$(CRASH) acks --count $(or $(N),200) --seed $(SEED) --database $(DB)
+
+recovery: setup ## Measure how long a long session takes to come back: MODEL=tiny|smollm2 DB=...
+	@$(CRASH) recovery --model $(MODEL) --database $(DB)
 
 check: lint typecheck test ## Everything a commit must pass: lint, types, tests
 

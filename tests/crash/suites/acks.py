@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from tests.crash.launchers import WarmLauncher
+from tests.crash.launchers import Launcher
 from tests.crash.oracles.sql import connected, rows
 from tests.crash.processes import Stack, running
 from tests.crash.report import Verdict
@@ -25,13 +25,8 @@ def acks(count: int, options: Options, console: Console) -> Verdict:
     """Follow ``count`` acknowledgements, every tenth of a body that is stored in a file."""
     command = f"make acks N={count} SEED={options.seed} DB={options.database}"
     verdict = Verdict(title=f"fsync before {count} acknowledgements on {options.database}", command=command)
-    options.work.mkdir(parents=True, exist_ok=True)
-    launcher = WarmLauncher(options.work / "warm.log")
-    try:
-        with console.status(f"following {count} acknowledgements"):
-            calls, needs = asyncio.run(_follow(count, options, launcher))
-    finally:
-        launcher.close()
+    with options.launching(console) as launcher, console.status(f"following {count} acknowledgements"):
+        calls, needs = asyncio.run(_follow(count, options, launcher))
     log = "pg_wal/" if options.database == "postgres" else "loopline.db-wal"
     for one in needs:
         verdict.violations += unsupported(calls, one, log=log)
@@ -44,7 +39,7 @@ def acks(count: int, options: Options, console: Console) -> Verdict:
     return verdict
 
 
-async def _follow(count: int, options: Options, launcher: WarmLauncher) -> tuple[Sequence[Call], Sequence[Needs]]:
+async def _follow(count: int, options: Options, launcher: Launcher | None) -> tuple[Sequence[Call], Sequence[Needs]]:
     setting = options.setting("acks", options.seed, traced=True, trainers=0)  # a trainer writes to the same log
     async with running(setting, launcher) as stack:
         ids = await _submit(stack, count, random.Random(options.seed))

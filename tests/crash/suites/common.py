@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,31 @@ WORK = ROOT / ".cache" / "crash"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The command line's choices. ``cold`` starts programs as operators do instead of forking a warm parent."""
+    """The command line's choices. ``cold`` starts programs as operators do instead of forking a warm parent.
+
+    ``launcher`` is a warm parent that is there already.
+    """
 
     database: str = "sqlite"
     seed: int = 1
     vllm: bool = False
     cold: bool = False
     work: Path = WORK
+    launcher: Launcher | None = None
+
+    @contextmanager
+    def launching(self, console: Console) -> Iterator[Launcher | None]:
+        """Yield what starts processes; None: each stack starts its own from cold."""
+        if self.cold or self.launcher is not None:
+            yield self.launcher
+            return
+        self.work.mkdir(parents=True, exist_ok=True)
+        with console.status("importing everything once"):
+            launcher = WarmLauncher(self.work / "warm.log")
+        try:
+            yield launcher
+        finally:
+            launcher.close()
 
     @property
     def vocab_size(self) -> int:
@@ -112,46 +131,36 @@ def run_episodes(
     console: Console,
     *,
     options: Options,
-    count: Callable[[Run], Counter[str]] = counts_of,
     enough: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run the episodes that are not done yet, until the first violation (or until ``enough``)."""
-    launcher: Launcher | None = None
-    options.work.mkdir(parents=True, exist_ok=True)
-    try:
-        if not options.cold:
-            with console.status("importing everything once"):
-                launcher = WarmLauncher(options.work / "warm.log")
-        with progress(console) as shown:
-            for number, seed in enumerate(seeds, start=1):
-                if seed in tally.done:
-                    continue
-                one = make(seed)
-                task = shown.add_task(f"episode {number} of {len(seeds)}, seed {seed}", total=one.plan.operations)
-                references = references_of(one.plan, one.setting.model)
-                run, found = asyncio.run(
-                    episode(
-                        one.plan,
-                        one.setting,
-                        references,
-                        launcher=launcher,
-                        chaos=one.chaos,
-                        may_exit=one.may_exit,
-                        trouble=one.trouble,
-                        progress=lambda final, task=task: shown.update(task, completed=final),
-                    )
+    with options.launching(console) as launcher, progress(console) as shown:
+        for number, seed in enumerate(seeds, start=1):
+            if seed in tally.done:
+                continue
+            one = make(seed)
+            task = shown.add_task(f"episode {number} of {len(seeds)}, seed {seed}", total=one.plan.operations)
+            references = references_of(one.plan, one.setting.model)
+            run, found = asyncio.run(
+                episode(
+                    one.plan,
+                    one.setting,
+                    references,
+                    launcher=launcher,
+                    chaos=one.chaos,
+                    may_exit=one.may_exit,
+                    trouble=one.trouble,
+                    progress=lambda final, task=task: shown.update(task, completed=final),
                 )
-                shown.remove_task(task)
-                if found:
-                    verdict.violations += [f"seed {seed}: {violation}" for violation in found]
-                    verdict.command = one.command
-                    return
-                tally.add(seed, one.plan, run, count(run))
-                if enough():
-                    return
-    finally:
-        if launcher is not None:
-            launcher.close()
+            )
+            shown.remove_task(task)
+            if found:
+                verdict.violations += [f"seed {seed}: {violation}" for violation in found]
+                verdict.command = one.command
+                return
+            tally.add(seed, one.plan, run, counts_of(run))
+            if enough():
+                return
 
 
 def summarise(verdict: Verdict, tally: Tally) -> None:

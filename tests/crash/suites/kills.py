@@ -56,7 +56,7 @@ def crash(rounds: int, options: Options, console: Console) -> Verdict:
 
 def chaos(operations: int, options: Options, console: Console) -> Verdict:
     """Send ``operations`` through the proxy, in episodes."""
-    command = f"make chaos OPS={operations} SEED={options.seed} {options.words()}"
+    command = f"make chaos OPS={operations} SEED={options.seed} DB={options.database}"
     verdict = Verdict(title=f"{operations} operations through the chaos proxy on {options.database}", command=command)
     sizes = _split(operations, OPERATIONS_PER_EPISODE)
     tally = Tally.load(options.work / f"chaos-{options.database}-{options.seed}-{operations}.json")
@@ -64,7 +64,7 @@ def chaos(operations: int, options: Options, console: Console) -> Verdict:
     def make(seed: int) -> Episode:
         size = sizes[seed - options.seed]
         plan = draw_plan(seed, operations=size, sessions=SESSIONS, vocab_size=options.vocab_size)
-        repeat = f"make chaos OPS={size} SEED={seed} {options.words()}"
+        repeat = f"make chaos OPS={size} SEED={seed} DB={options.database}"
         return Episode(plan=plan, setting=options.setting("chaos", seed), command=repeat, chaos=True)
 
     seeds = [options.seed + index for index in range(len(sizes))]
@@ -81,7 +81,7 @@ def chaos(operations: int, options: Options, console: Console) -> Verdict:
 
 def faults(rounds: int, options: Options, console: Console) -> Verdict:
     """Strike ``rounds`` times with what is not a kill: SIGTERM, failing fsyncs, no space, a database restart."""
-    command = f"make faults N={rounds} SEED={options.seed} {options.words()}"
+    command = f"make faults N={rounds} SEED={options.seed} DB={options.database}"
     verdict = Verdict(title=f"{rounds} other faults on {options.database}", command=command)
     pack = [Fault.TERM_TRAINER, Fault.TERM_GATEWAY, Fault.FSYNC_ERROR_GATEWAY, Fault.FSYNC_ERROR_TRAINER]
     pack += [Fault.RESTART_DATABASE] if options.database == "postgres" else [Fault.NO_SPACE_GATEWAY]
@@ -101,7 +101,7 @@ def faults(rounds: int, options: Options, console: Console) -> Verdict:
                 faults=pack,
                 vocab_size=options.vocab_size,
             )
-            repeat = f"make faults N={size} SEED={seed} {options.words()}"
+            repeat = f"make faults N={size} SEED={seed} DB={options.database}"
             setting = options.setting("faults", seed, disk=disk)
             return Episode(plan=plan, setting=setting, command=repeat, may_exit=True)
 

@@ -161,7 +161,7 @@ def _listed_and_damaged(stack: Stack) -> list[str]:
 
 def pauses(rounds: int, options: Options, console: Console) -> Verdict:
     """Let ``rounds`` leases run out under a worker that computes."""
-    command = f"make pauses N={rounds} SEED={options.seed} {options.words()}"
+    command = f"make pauses N={rounds} SEED={options.seed} DB={options.database}"
     verdict = Verdict(title=f"{rounds} paused workers on {options.database}", command=command)
     tally, paused = Tally(), Pauses(rounds)
     environment = {"LOOPLINE_LEASE_S": f"{LEASE_S:g}", "LOOPLINE_HEARTBEAT_S": "0.2"}
@@ -184,7 +184,7 @@ def pauses(rounds: int, options: Options, console: Console) -> Verdict:
 
 def saves(rounds: int, options: Options, console: Console) -> Verdict:
     """Kill the trainer ``rounds`` times while it writes a version."""
-    command = f"make saves N={rounds} SEED={options.seed} {options.words()}"
+    command = f"make saves N={rounds} SEED={options.seed} DB={options.database}"
     verdict = Verdict(title=f"{rounds} kills during saves on {options.database}", command=command)
     tally, killed = Tally(), KilledSaves(rounds)
 
