@@ -38,6 +38,7 @@ class Style(StrEnum):
     MIXED = "mixed"
     LONG = "long"  # every pass takes some 0.2 s on the tiny model: it can be interrupted inside
     SAVES = "saves"  # every third operation is a save
+    FRAIL = "frail"  # saves may fail for want of space or a broken disk, so nothing depends on them but the last
 
 
 # 100 trainer, 60 gateway, 20 engine, 20 everything of 200.
@@ -48,7 +49,8 @@ KILLS = {Fault.KILL_TRAINER: 5, Fault.KILL_GATEWAY: 3, Fault.KILL_ENGINE: 1, Fau
 class Step:
     """One operation. ``needs`` is a seq that must be final before this one can be submitted (0: none).
 
-    ``failure`` is the code it must fail with (None: it must complete); ``tokens`` what it must be billed for then.
+    ``failure`` is the code it must fail with (None: it must complete); ``tokens`` what it must be billed for then. One
+    that is ``frail`` may also fail for want of space.
     """
 
     seq: int
@@ -57,6 +59,7 @@ class Step:
     tokens: int = 0
     failure: str | None = None
     needs: int = 0
+    frail: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +183,7 @@ class _Draft:
         self.step("incomplete_window")
 
     def save(self, verb: str, **body: Any) -> int:
-        seq = self.add(verb, body)
+        seq = self.add(verb, body, frail=self.style is Style.FRAIL)
         self.saves += 1
         return seq
 
@@ -195,7 +198,9 @@ class _Draft:
 
     def save_weights(self) -> None:
         if self.rng.random() < 0.7:
-            self.eager.append((self.save("save_weights"), self.saves))
+            seq = self.save("save_weights")
+            if self.style is not Style.FRAIL:
+                self.eager.append((seq, self.saves))
         else:
             self.save("save_weights", publish="lazy")
 
@@ -217,12 +222,13 @@ def draw_session(
             draft.save_weights()
         elif chance < 0.88:
             draft.save_state()
-        elif chance < 0.93:
+        elif chance < 0.93 and style is not Style.FRAIL:
             draft.load_state(name)
         elif chance < 0.97:
             draft.broken_window()
         else:
             draft.step("empty_window") if not _window_open(draft.steps) else draft.window()
+    draft.style = Style.MIXED
     draft.save_state()
     draft.save("save_weights", publish="lazy")
     probe = [draft.datum(policy=False, length=PROBE_LENGTH) for _ in range(2)]
@@ -279,16 +285,17 @@ def draw_plan(
     )
     plan = Plan(seed=seed, sessions=drawn)
     pack = list(faults) or [fault for fault, count in KILLS.items() for _ in range(count)]
-    return Plan(seed=seed, sessions=drawn, strikes=draw_strikes(rng, pack, strikes, plan.operations))
+    # The last saves must not meet a full disk: what is judged at the end is in them.
+    tenths = 6 if style is Style.FRAIL else 9
+    return Plan(seed=seed, sessions=drawn, strikes=draw_strikes(rng, pack, strikes, plan.operations * tenths // 10))
 
 
 def draw_strikes(rng: random.Random, pack: Sequence[Fault], count: int, operations: int) -> tuple[Strike, ...]:
-    """Spread ``count`` faults over a run: each after a random number of operations, at a random moment."""
+    """Spread ``count`` faults over ``operations``: each after a random number of them, at a random moment."""
     dealt: list[Fault] = []
     while len(dealt) < count:
         dealt += rng.sample(pack, len(pack))
-    last = max(1, operations * 9 // 10)
-    moments = sorted(rng.randrange(last) for _ in range(count))
+    moments = sorted(rng.randrange(max(1, operations)) for _ in range(count))
     return tuple(
         Strike(fault=fault, after=after, delay_s=rng.uniform(0, 0.1))
         for fault, after in zip(dealt, moments, strict=False)

@@ -9,12 +9,13 @@ from tests.crash.history import History, stable
 from tests.crash.oracles.sql import connected, final_file
 from tests.crash.plan import Plan
 
+_NUMBERS = frozenset({"version", "number"})  # what a save is called depends on the saves before it
 _COMPARED = ("kind", "status", "result", "usage", "cost_nanos")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run came to. ``states`` are the sha256 of the final weights and moments by session."""
+    """What a run came to, but for frail operations. ``states`` are the sha256 of final weights and moments."""
 
     results: dict[str, Any]
     samples: dict[str, Any]
@@ -23,12 +24,14 @@ class Outcome:
 
 def outcome_of(url: str, plan: Plan, history: History, artifacts: Path) -> Outcome:
     """Read a finished run."""
+    frail = {(session.name, step.seq) for session in plan.sessions for step in session.steps if step.frail}
     results = {
         f"{session}/{seq}": {
-            **{name: stable(document[name]) for name in _COMPARED},
+            **{name: _comparable(document[name], numbered=not frail) for name in _COMPARED},
             "error": (document["error"] or {}).get("code"),
         }
         for (session, seq), document in history.results().items()
+        if (session, seq) not in frail
     }
     samples = {key: stable(answer["sequences"]) for key, answer in history.samples().items()}
     base = {sample.key for session in plan.sessions for sample in session.samples if sample.version is None}
@@ -40,6 +43,13 @@ def outcome_of(url: str, plan: Plan, history: History, artifacts: Path) -> Outco
             for session in plan.sessions
         }
     return Outcome(results=results, samples={key: samples[key] for key in base if key in samples}, states=states)
+
+
+def _comparable(value: Any, *, numbered: bool) -> Any:
+    value = stable(value)
+    if isinstance(value, dict) and not numbered:
+        return {name: part for name, part in value.items() if name not in _NUMBERS}
+    return value
 
 
 def differences(ours: Outcome, quiet: Outcome) -> list[str]:

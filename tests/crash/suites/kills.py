@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.crash.plan import KILLS, Fault, draw_plan
+from tests.crash.plan import KILLS, Fault, Style, draw_plan
 from tests.crash.proxy import Odds
 from tests.crash.report import Verdict
 from tests.crash.suites.common import Episode, Options, Tally, run_episodes, summarise
@@ -100,6 +100,7 @@ def faults(rounds: int, options: Options, console: Console) -> Verdict:
                 strikes=size,
                 faults=pack,
                 vocab_size=options.vocab_size,
+                style=Style.FRAIL,
             )
             repeat = f"make faults N={size} SEED={seed} DB={options.database}"
             setting = options.setting("faults", seed, disk=disk)

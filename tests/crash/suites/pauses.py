@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -47,7 +48,7 @@ class Pauses:
             await asyncio.sleep(rng.uniform(0, 0.3))
             if (held := await asyncio.to_thread(_running, stack)) is None:
                 continue
-            pid = int(str(held["lease_owner"]).split("-")[-2])
+            pid = _holder(stack, held["lease_owner"])
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
                 try:
@@ -113,6 +114,12 @@ class KilledSaves:
     def judge(self, stack: Stack) -> list[str]:
         """Nothing partial was ever listed."""
         return self._partial
+
+
+def _holder(stack: Stack, owner: str) -> int:
+    """Return which trainer signs as ``owner``: its name holds its pid."""
+    pids = [stack.members[name].pid for name in stack.names("trainer")]
+    return next(pid for pid in pids if re.search(rf"(?<!\d){pid}(?!\d)", owner))
 
 
 def _entries(directory: Path) -> set[str]:
