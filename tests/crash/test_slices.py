@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.crash.episodes import episode, references_of
 from tests.crash.launchers import Launcher
-from tests.crash.plan import draw_plan
+from tests.crash.plan import Style, draw_plan
 from tests.crash.planted import DEFECTS
 from tests.crash.processes import Setting
 from tests.crash.report import Verdict, show
@@ -81,7 +81,7 @@ def test_every_acknowledgement_on_postgresql_follows_the_sync_of_what_it_needs(o
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_fails_the_harness(launcher: Launcher, tmp_path: Path, defect: str) -> None:
-    plan = draw_plan(3, operations=16, sessions=1, vocab_size=512)
+    plan = draw_plan(3, operations=16, sessions=1, vocab_size=512, style=Style.FRAIL)  # no load undoes it
     setting = Setting(
         directory=tmp_path / "run",
         database="sqlite",
