@@ -51,12 +51,17 @@ class Options:
             launcher.close()
 
     @property
+    def name(self) -> str:
+        """What tells the files of one choice from those of another."""
+        return f"{self.database}-{'vllm' if self.vllm else 'scripted'}"
+
+    @property
     def vocab_size(self) -> int:
         return FULL_VOCABULARY if self.vllm else SMALL_VOCABULARY
 
     def setting(self, suite: str, seed: int, **more: Any) -> Setting:
         return Setting(
-            directory=self.work / f"{suite}-{self.database}-{seed}",
+            directory=self.work / f"{suite}-{self.name}-{seed}",
             database=self.database,
             model=cached_tiny_model(vocab_size=self.vocab_size),
             vocab_size=self.vocab_size,
@@ -67,7 +72,7 @@ class Options:
 
     def words(self) -> str:
         """These choices as ``make`` takes them, without the seed."""
-        return f"DB={self.database} ENGINE={'vllm' if self.vllm else 'scripted'}{' COLD=1' if self.cold else ''}"
+        return f"DB={self.database} ENGINE={'vllm' if self.vllm else 'scripted'}"
 
 
 @dataclass(kw_only=True)

@@ -30,7 +30,7 @@ def crash(rounds: int, options: Options, console: Console) -> Verdict:
     command = f"make crash N={rounds} SEED={options.seed} {options.words()}"
     verdict = Verdict(title=f"{rounds} kills on {options.database}", command=command)
     sizes = _split(rounds, ROUNDS_PER_EPISODE)
-    tally = Tally.load(options.work / f"crash-{options.database}-{options.seed}-{rounds}.json")
+    tally = Tally.load(options.work / f"crash-{options.name}-{options.seed}-{rounds}.json")
     seeds = [options.seed + index for index in range(len(sizes))]
 
     def make(seed: int) -> Episode:
@@ -59,7 +59,7 @@ def chaos(operations: int, options: Options, console: Console) -> Verdict:
     command = f"make chaos OPS={operations} SEED={options.seed} DB={options.database}"
     verdict = Verdict(title=f"{operations} operations through the chaos proxy on {options.database}", command=command)
     sizes = _split(operations, OPERATIONS_PER_EPISODE)
-    tally = Tally.load(options.work / f"chaos-{options.database}-{options.seed}-{operations}.json")
+    tally = Tally.load(options.work / f"chaos-{options.name}-{options.seed}-{operations}.json")
 
     def make(seed: int) -> Episode:
         size = sizes[seed - options.seed]
