@@ -1,5 +1,8 @@
 """``python -m gateway``: read the settings and serve until told to stop."""
 
+import signal
+from types import FrameType
+
 import structlog
 import uvicorn
 
@@ -23,6 +26,8 @@ def main() -> int:
     except (CatalogError, PriceListError, MasterKeyError, OSError) as error:
         structlog.stdlib.get_logger("gateway").error("gateway_not_started", reason=str(error))
         return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     uvicorn.run(
         app,
         host=settings.host,
@@ -34,6 +39,11 @@ def main() -> int:
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     return 0
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """uvicorn takes the signals while it serves, and sends itself the one that ended it again when it is done."""
+    raise SystemExit(0)
 
 
 if __name__ == "__main__":

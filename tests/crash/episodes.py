@@ -40,7 +40,6 @@ class Run:
     violations: list[str]
     distances: dict[str, float]
     struck: Counter[Fault] = field(default_factory=Counter[Fault])
-    exits: list[tuple[Fault, int | None]] = field(default_factory=list[tuple[Fault, int | None]])
     fates: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
 
@@ -87,7 +86,8 @@ async def run_plan(
         trainer_status = [stack.terminate(name) for name in stack.names("trainer")]
         gateway_status = stack.terminate("gateway")
         found += [] if set(trainer_status) <= {0} else [f"SIGTERM ended the trainers with {trainer_status}"]
-        found += [] if gateway_status in (0, -15) else [f"SIGTERM ended the gateway with {gateway_status}"]
+        found += [] if gateway_status == 0 else [f"SIGTERM ended the gateway with {gateway_status}"]
+        found += [f"{fault}: ended with {status}" for fault, status in striker.statuses if status != 0]
         found += _ended(stack, may_exit=may_exit)
         found += [f"left behind: {orphan}" for orphan in stack.orphans]
         found += trouble.judge(stack) if trouble is not None else []
@@ -116,7 +116,6 @@ async def run_plan(
         violations=found,
         distances=distances,
         struck=striker.struck,
-        exits=striker.statuses,
         fates=Counter({fate.value: count for fate, count in proxy.fates.items()}),
         seconds=time.monotonic() - started,
     )
