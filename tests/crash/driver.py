@@ -31,10 +31,11 @@ def _any(_: Mapping[str, Any]) -> bool:
 
 
 class Driver:
-    """Runs one plan against one address. ``final`` counts operations whose result is known."""
+    """Runs one plan against one address. ``final`` counts operations whose result is known; ``calm`` is set from outside."""
 
     def __init__(self, *, url: str, key: str, base_model: str, history: History, seed: int) -> None:
         self.final = 0
+        self.calm = asyncio.Event()
         self.base_model = base_model
         self._url = url
         self._headers = {"Authorization": f"Bearer {key}"}
@@ -139,6 +140,8 @@ class _Session:
             for step in self._plan.steps:
                 if step.needs:
                     await self._final[step.needs].wait()
+                if step.calm:
+                    await self._driver.calm.wait()
                 await self._slots.acquire()
                 tasks.create_task(self._operate(step), name=f"{name}/{step.seq}")
 

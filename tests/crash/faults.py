@@ -43,6 +43,7 @@ class Striker:
             await self._strike(strike.fault)
             self._driver.note(strike.fault.value, "struck")
             self.struck[strike.fault] += 1
+        self._driver.calm.set()
 
     async def _strike(self, fault: Fault) -> None:
         stack = self._stack

@@ -50,7 +50,7 @@ class Step:
     """One operation. ``needs`` is a seq that must be final before this one can be submitted (0: none).
 
     ``failure`` is the code it must fail with (None: it must complete); ``tokens`` what it must be billed for then. One
-    that is ``frail`` may also fail for want of space.
+    that is ``frail`` may also fail for want of space; one in ``calm`` is sent when the last strike is over.
     """
 
     seq: int
@@ -60,6 +60,7 @@ class Step:
     failure: str | None = None
     needs: int = 0
     frail: bool = False
+    calm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +183,8 @@ class _Draft:
         self.pass_over("forward_backward", overflow=True)
         self.step("incomplete_window")
 
-    def save(self, verb: str, **body: Any) -> int:
-        seq = self.add(verb, body, frail=self.style is Style.FRAIL)
+    def save(self, verb: str, *, calm: bool = False, **body: Any) -> int:
+        seq = self.add(verb, body, frail=self.style is Style.FRAIL, calm=calm)
         self.saves += 1
         return seq
 
@@ -203,6 +204,14 @@ class _Draft:
                 self.eager.append((seq, self.saves))
         else:
             self.save("save_weights", publish="lazy")
+
+    def judge(self) -> None:
+        """What a run is judged by: a state, an adapter, and a forward over the probe."""
+        frail, self.style = self.style is Style.FRAIL, Style.MIXED
+        self.save("save_state", calm=frail)
+        self.save("save_weights", calm=frail, publish="lazy")
+        probe = [self.datum(policy=False, length=PROBE_LENGTH) for _ in range(2)]
+        self.add("forward", {"data": probe}, tokens=2 * PROBE_LENGTH, calm=frail)
 
 
 def draw_session(
@@ -228,11 +237,7 @@ def draw_session(
             draft.broken_window()
         else:
             draft.step("empty_window") if not _window_open(draft.steps) else draft.window()
-    draft.style = Style.MIXED
-    draft.save_state()
-    draft.save("save_weights", publish="lazy")
-    probe = [draft.datum(policy=False, length=PROBE_LENGTH) for _ in range(2)]
-    draft.add("forward", {"data": probe}, tokens=2 * PROBE_LENGTH)
+    draft.judge()
     return SessionPlan(
         name=name,
         lora={**LORA, "seed": rng.randrange(2**31)},
@@ -285,7 +290,7 @@ def draw_plan(
     )
     plan = Plan(seed=seed, sessions=drawn)
     pack = list(faults) or [fault for fault, count in KILLS.items() for _ in range(count)]
-    # The last saves must not meet a full disk: what is judged at the end is in them.
+    # A calm step waits for the last strike, which must not wait for it.
     tenths = 6 if style is Style.FRAIL else 9
     return Plan(seed=seed, sessions=drawn, strikes=draw_strikes(rng, pack, strikes, plan.operations * tenths // 10))
 
