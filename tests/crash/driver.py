@@ -31,7 +31,10 @@ def _any(_: Mapping[str, Any]) -> bool:
 
 
 class Driver:
-    """Runs one plan against one address. ``final`` counts operations whose result is known; ``calm`` is set from outside."""
+    """Runs one plan against one address.
+
+    ``final`` counts operations whose result is known; ``calm`` is set by whoever strikes, when the strikes are over.
+    """
 
     def __init__(self, *, url: str, key: str, base_model: str, history: History, seed: int) -> None:
         self.final = 0
