@@ -23,7 +23,7 @@ from gateway.core.futures import Futures
 from gateway.engines.pool import EnginePool
 from gateway.publisher import Publisher
 from gateway.settings import Settings
-from gateway.store import LocalArtifacts, open_database
+from gateway.store import SERVER_WAIT_S, LocalArtifacts, open_database
 from gateway.wire.deps import State
 from gateway.wire.edge import RequestEdge
 from gateway.wire.idempotency import FirstAnswers
@@ -98,7 +98,7 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
     """Open everything in the order of dependence; ``opened`` closes it in the reverse order."""
     keyring, catalog = files.keyring, files.catalog
     database = await opened.enter_async_context(
-        open_database(settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock)
+        open_database(settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock, wait_s=SERVER_WAIT_S)
     )
     engines = await opened.enter_async_context(
         EnginePool(

@@ -15,7 +15,7 @@ from gateway.core.catalog import BaseModel, CatalogError, parse_catalog
 from gateway.core.clock import SystemClock
 from gateway.core.errors import NotFound
 from gateway.store.artifacts import LocalArtifacts
-from gateway.store.database import open_database
+from gateway.store.database import SERVER_WAIT_S, open_database
 from trainer.backend import TrainingBackend
 from trainer.kernels import Kernels
 from trainer.loop import Limits, Trainer
@@ -86,7 +86,9 @@ async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
     with Kernels() as kernels:
         events.info("trainer_starting", base_model=base.name, owner=owner, backend="scripted" if scripted else "peft")
         backend = await kernels.run(make_backend(settings, base, scripted=scripted))
-        async with open_database(settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock) as database:
+        async with open_database(
+            settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock, wait_s=SERVER_WAIT_S
+        ) as database:
             trainer = Trainer(
                 backend=backend,
                 kernels=kernels,

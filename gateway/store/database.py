@@ -28,6 +28,8 @@ from gateway.store.usage import SqlUsageStore
 from gateway.store.versions import SqlVersionStore
 from gateway.store.work import SqlWorkStore
 
+SERVER_WAIT_S = 60.0  # how long a gateway or trainer that starts waits for its database server
+
 
 class SqlUnit:
     """UnitOfWork on one transaction."""
@@ -108,8 +110,12 @@ def _translated() -> Generator[None]:
 
 
 @asynccontextmanager
-async def open_database(url: str, *, blob_dir: Path, clock: Clock | None = None) -> AsyncIterator[SqlDatabase]:
+async def open_database(
+    url: str, *, blob_dir: Path, clock: Clock | None = None, wait_s: float = 0.0
+) -> AsyncIterator[SqlDatabase]:
     """Connect to a migrated database; large blobs go to files under ``blob_dir``.
+
+    A server that is not up yet (it may be replaying its log after a crash) is waited for, ``wait_s`` seconds.
 
     Raises:
         ValueError: a URL of another kind.
@@ -122,7 +128,7 @@ async def open_database(url: str, *, blob_dir: Path, clock: Clock | None = None)
         case "sqlite":
             opened = open_sqlite(parsed, blob_dir=blob_dir, clock=clock)
         case "postgresql+psycopg":
-            opened = open_postgres(parsed, blob_dir=blob_dir, clock=clock)
+            opened = open_postgres(parsed, blob_dir=blob_dir, clock=clock, wait_s=wait_s)
         case other:
             raise ValueError(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {other}")
     async with AsyncExitStack() as stack:

@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import structlog
 from sqlalchemy import URL
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gateway.core.clock import Clock
@@ -15,6 +17,7 @@ from gateway.store.wakeups import CHANNEL, PostgresWakeups
 
 CONNECTIONS = 10  # per process; a default server allows 100
 OVERFLOW = 5
+_RETRY_S = 0.5
 _REQUIRED = {"fsync": {"on"}, "full_page_writes": {"on"}, "synchronous_commit": {"on", "remote_apply", "local"}}
 
 
@@ -64,10 +67,13 @@ class PostgresTransactions:
 
 
 @asynccontextmanager
-async def open_postgres(url: URL, *, blob_dir: Path, clock: Clock) -> AsyncIterator[PostgresTransactions]:
-    """Connect to the server.
+async def open_postgres(
+    url: URL, *, blob_dir: Path, clock: Clock, wait_s: float
+) -> AsyncIterator[PostgresTransactions]:
+    """Connect to the server, trying for ``wait_s`` seconds.
 
     Raises:
+        OperationalError: it is not up, or refuses us.
         WeakDurability: the server may lose acknowledged commits.
     """
     engine = create_async_engine(
@@ -82,11 +88,26 @@ async def open_postgres(url: URL, *, blob_dir: Path, clock: Clock) -> AsyncItera
     _, arguments = engine.dialect.create_connect_args(url)
     wakeups = PostgresWakeups(arguments)
     try:
+        await _until_up(engine, wait_s)
         await _check_durability(engine)
         yield PostgresTransactions(engine, wakeups, clock=clock, blob_dir=blob_dir)
     finally:
         await wakeups.close()
         await engine.dispose()
+
+
+async def _until_up(engine: AsyncEngine, wait_s: float) -> None:
+    loop, events = asyncio.get_running_loop(), structlog.stdlib.get_logger("gateway.store")
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            async with engine.connect():
+                return
+        except OperationalError as error:
+            if loop.time() >= deadline:
+                raise
+            events.warning("database_not_up", reason=str(error.orig), retry_in_s=_RETRY_S)
+        await asyncio.sleep(_RETRY_S)
 
 
 async def _check_durability(engine: AsyncEngine) -> None:

@@ -36,7 +36,7 @@ class Style(StrEnum):
     """What a session's operations are like."""
 
     MIXED = "mixed"
-    LONG = "long"  # every pass takes some 0.2 s on the tiny model: it can be interrupted inside
+    LONG = "long"  # every pass takes some 0.1 s on the tiny model: it can be interrupted inside
     SAVES = "saves"  # every third operation is a save
     FRAIL = "frail"  # saves may fail for want of space or a broken disk, so nothing depends on them but the last
 
@@ -136,7 +136,7 @@ class _Draft:
         return [self.rng.randrange(3, self.vocab_size) for _ in range(length)]
 
     def batch(self, *, policy: bool, overflow: bool = False) -> list[dict[str, Any]]:
-        count, longest = (24, 96) if self.style is Style.LONG else (self.rng.randint(1, 4), 40)
+        count, longest = (16, 80) if self.style is Style.LONG else (self.rng.randint(1, 4), 40)
         rows = [self.datum(policy=policy, length=self.rng.randint(6, longest)) for _ in range(count)]
         if overflow:
             rows[-1]["loss_fn_inputs"]["logprobs"][-1] = _OVERFLOW

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from gateway.core.errors import Unavailable
 from gateway.store import SqlDatabase, WeakDurability, open_database
 from gateway.store import writer as writer_module
 from gateway.store.sqlite import SqliteTransactions
-from tests.postgres import TEMPLATE, PostgresServer
+from tests.postgres import TEMPLATE, PostgresServer, find_binaries, start_postgres, stop_postgres
 from tests.store.bench import HandClock, open_bench
 
 
@@ -31,6 +33,14 @@ async def projects(database: SqlDatabase) -> list[str]:
 async def add(database: SqlDatabase, name: str) -> None:
     async with database.write() as unit:
         await unit.keys.ensure_project(name)
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory that the server's user can enter."""
+    directory = Path(tempfile.mkdtemp(prefix="loopline-pg-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture
@@ -281,6 +291,22 @@ async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None
     with pytest.raises(Unavailable):
         async with open_database(f"postgresql+psycopg://nobody@/x?host={tmp_path}", blob_dir=tmp_path):
             pass
+
+
+async def test_a_server_that_comes_up_late_is_waited_for(postgres: PostgresServer, reachable: Path) -> None:
+    binaries = find_binaries()
+    assert binaries is not None
+    stop_postgres(await asyncio.to_thread(start_postgres, reachable, binaries))
+    url = f"postgresql+psycopg://postgres@/postgres?host={reachable}"
+    opening = open_database(url, blob_dir=reachable / "blobs", wait_s=60.0)
+    opened = asyncio.create_task(opening.__aenter__())
+    server = await asyncio.to_thread(start_postgres, reachable, binaries)
+    try:
+        async with (await opened).read():
+            pass
+        await opening.__aexit__(None, None, None)
+    finally:
+        stop_postgres(server)
 
 
 _ACKNOWLEDGER = """

@@ -49,7 +49,7 @@ async def _follow(count: int, options: Options, launcher: Launcher | None) -> tu
         traces = [stack.directory / "gateway.strace"]
         if stack.postgres_dir is not None:
             traces.append(stack.postgres_dir / "postgres.strace")
-        calls = [call for trace in traces for call in parse(trace.open(errors="replace"))]
+        calls = [call for trace in traces for call in parse(trace.read_text(errors="replace").splitlines())]
         blobs = stack.data_dir / "blobs"
         return sorted(calls, key=lambda call: call.ended), [_needs(id, found[id], blobs) for id in ids]
 

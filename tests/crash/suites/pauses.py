@@ -29,6 +29,7 @@ from tests.crash.suites.common import Episode, Options, Tally, run_episodes, sum
 LEASE_S = 1.0
 TAKEOVER_S = 60.0
 OPERATIONS_PER_EPISODE = 160
+OPERATIONS_PER_ROUND = 24
 _RUNNING = (
     "SELECT o.id, s.id AS session_id, s.epoch, s.lease_owner FROM operations o JOIN sessions s ON s.id = o.session_id"
     " WHERE o.status = 'running' AND NOT o.staged"
@@ -166,6 +167,10 @@ def _listed_and_damaged(stack: Stack) -> list[str]:
     ]
 
 
+def _operations(rounds: int) -> int:
+    return min(OPERATIONS_PER_EPISODE, OPERATIONS_PER_ROUND * (rounds + 1))
+
+
 def pauses(rounds: int, options: Options, console: Console) -> Verdict:
     """Let ``rounds`` leases run out under a worker that computes."""
     command = f"make pauses N={rounds} SEED={options.seed} DB={options.database}"
@@ -175,7 +180,7 @@ def pauses(rounds: int, options: Options, console: Console) -> Verdict:
 
     def make(seed: int) -> Episode:
         plan = draw_plan(
-            seed, operations=OPERATIONS_PER_EPISODE, sessions=4, vocab_size=options.vocab_size, style=Style.LONG
+            seed, operations=_operations(rounds), sessions=4, vocab_size=options.vocab_size, style=Style.LONG
         )
         setting = options.setting("pauses", seed, trainers=2, environment=environment)
         return Episode(plan=plan, setting=setting, command=command, trouble=paused)
@@ -197,7 +202,7 @@ def saves(rounds: int, options: Options, console: Console) -> Verdict:
 
     def make(seed: int) -> Episode:
         plan = draw_plan(
-            seed, operations=OPERATIONS_PER_EPISODE, sessions=4, vocab_size=options.vocab_size, style=Style.SAVES
+            seed, operations=_operations(rounds), sessions=4, vocab_size=options.vocab_size, style=Style.SAVES
         )
         return Episode(plan=plan, setting=options.setting("saves", seed), command=command, trouble=killed)
 
