@@ -108,7 +108,8 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
             timeout_s=settings.engine_timeout_s,
         )
     )
-    futures = await opened.enter_async_context(Futures(database, database.wakeups))
+    futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.operations))
+    score_futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.scores))
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     await opened.enter_async_context(Publisher(database, engines, database.wakeups, clock, owner))
     await opened.enter_async_context(_running(Sweeper(database, clock, gap_timeout_s=settings.gap_timeout_s)))
@@ -119,6 +120,7 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
         database=database,
         engines=engines,
         futures=futures,
+        score_futures=score_futures,
         catalog=catalog,
         prices=files.prices,
         clock=clock,

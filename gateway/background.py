@@ -1,6 +1,6 @@
-"""What the gateway does without being asked: expire sessions, and give up on sequence gaps that never fill.
+"""What the gateway does without being asked: expire sessions, give up on sequence gaps, forget old scores.
 
-Both are single statements that any number of gateways may run at once.
+All are single statements that any number of gateways may run at once.
 """
 
 import asyncio
@@ -33,11 +33,12 @@ class Sweeper:
             await asyncio.sleep(INTERVAL_S)
 
     async def sweep(self) -> None:
-        """Expire what is due and fail operations that have waited too long for a missing seq."""
+        """Expire what is due, fail what has waited too long for a missing seq, delete scores after their day."""
         now = self._clock.now()
         async with self._database.write() as unit:
             expired = await unit.sessions.expire_due(now)
             failed = await unit.operations.fail_gaps(older_than=now - self._gap_timeout)
+            await unit.scores.forget(now)
         for session_id in expired:
             self._log.info("session expired", session_id=session_id)
         for operation_id in failed:

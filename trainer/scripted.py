@@ -13,10 +13,11 @@ from typing import Any
 
 from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
-from gateway.core.codec import digest, encode_payload
+from gateway.core.codec import encode_payload
 from gateway.core.errors import Invalid
 from gateway.core.ids import SessionId
 from gateway.core.payloads import Forward, ForwardBackward, LossFn, OptimStep
+from gateway.core.records import digest
 from gateway.core.results import ForwardResult, OptimStepResult
 from gateway.core.scripted import BASE_FINGERPRINT, SCRIPTED_NAME, scripted_file, scripted_logprob, scripted_scores
 from gateway.core.sessions import LoraConfig

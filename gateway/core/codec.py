@@ -1,18 +1,9 @@
-"""Canonical bytes of payloads and results: what the log stores, and what a digest is taken of.
+"""Payloads, outcomes and scores as records: what the log stores, and what a digest is taken of."""
 
-Layout: ``LPC1``, a little-endian uint32 header length, a JSON header (sorted keys, no spaces), then every tensor's
-bytes in header order. Equal values give equal bytes; the bytes are never guessed at: the magic and the type name in
-the header say what they hold.
-"""
-
-import hashlib
-import json
-import struct
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, assert_never
 
-from gateway.core.errors import Invalid, Kind
+from gateway.core.errors import Kind
 from gateway.core.ids import VersionId
 from gateway.core.payloads import (
     Forward,
@@ -26,82 +17,14 @@ from gateway.core.payloads import (
     SaveWeights,
     kind_of,
 )
+from gateway.core.records import CorruptRecord, Reader, Writer, reading
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, Outcome, SaveResult
-from gateway.core.tensors import Datum, DType, TensorData
-
-_MAGIC = b"LPC1"
-
-
-class CorruptRecord(ValueError):
-    """Stored bytes are not what this module wrote."""
-
-
-class _Writer:
-    """Collects tensors beside the JSON that refers to them by order."""
-
-    def __init__(self) -> None:
-        self.tensors: list[bytes] = []
-
-    def tensor(self, tensor: TensorData) -> list[Any]:
-        self.tensors.append(tensor.data)
-        return [tensor.dtype.value, list(tensor.shape)]
-
-    def named(self, tensors: Mapping[str, TensorData]) -> list[Any]:
-        return [[name, self.tensor(tensors[name])] for name in sorted(tensors)]
-
-    def finish(self, header: Mapping[str, Any]) -> bytes:
-        text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-        return b"".join([_MAGIC, struct.pack("<I", len(text)), text, *self.tensors])
-
-
-@contextmanager
-def _reading(record: bytes) -> Generator["_Reader"]:
-    """Read one whole record; whatever does not fit makes it a corrupt one."""
-    try:
-        reader = _Reader(record)
-        yield reader
-        reader.finish()
-    except CorruptRecord:
-        raise
-    except (ValueError, KeyError, TypeError, struct.error, Invalid) as error:
-        raise CorruptRecord(f"record cannot be read: {error!r}") from error
-
-
-class _Reader:
-    """Hands the tensors back in the order they were written."""
-
-    def __init__(self, record: bytes) -> None:
-        if record[:4] != _MAGIC:
-            raise CorruptRecord("record does not start with LPC1")
-        (length,) = struct.unpack_from("<I", record, 4)
-        self.header: dict[str, Any] = json.loads(record[8 : 8 + length])
-        self._record = memoryview(record)
-        self._at = 8 + length
-
-    def finish(self) -> None:
-        if self._at != len(self._record):
-            raise CorruptRecord(f"record of {len(self._record)} bytes should have {self._at}")
-
-    def tensor(self, described: list[Any]) -> TensorData:
-        dtype, shape = DType(described[0]), tuple(described[1])
-        size = dtype.size_bytes
-        for extent in shape:
-            size *= extent
-        data = bytes(self._record[self._at : self._at + size])
-        self._at += size
-        return TensorData(dtype=dtype, shape=shape, data=data)
-
-    def named(self, described: list[Any]) -> dict[str, TensorData]:
-        return {name: self.tensor(tensor) for name, tensor in described}
-
-
-def digest(record: bytes) -> str:
-    """Return the lower-case hex sha256 of a record."""
-    return hashlib.sha256(record).hexdigest()
+from gateway.core.scores import ScoreOutcome, ScoreRequest, ScoreResult
+from gateway.core.tensors import Datum
 
 
 def encode_payload(payload: Payload) -> bytes:
-    writer = _Writer()
+    writer = Writer()
     header: dict[str, Any] = {"kind": kind_of(payload).value}
     match payload:
         case Forward() | ForwardBackward():
@@ -145,11 +68,11 @@ def decode_payload(record: bytes) -> Payload:
     Raises:
         CorruptRecord: the bytes are something else.
     """
-    with _reading(record) as reader:
+    with reading(record) as reader:
         return _payload(reader)
 
 
-def _payload(reader: _Reader) -> Payload:
+def _payload(reader: Reader) -> Payload:
     header = reader.header
     match header.get("kind"):
         case "forward":
@@ -174,7 +97,7 @@ def _payload(reader: _Reader) -> Payload:
             raise CorruptRecord(f"unknown payload kind {other!r}")
 
 
-def _forward_fields(reader: _Reader) -> dict[str, Any]:
+def _forward_fields(reader: Reader) -> dict[str, Any]:
     header = reader.header
     data = tuple(
         Datum(model_input=reader.tensor(tokens), loss_fn_inputs=reader.named(inputs))
@@ -184,7 +107,7 @@ def _forward_fields(reader: _Reader) -> dict[str, Any]:
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    writer = _Writer()
+    writer = Writer()
     match outcome:
         case ForwardResult():
             header: dict[str, Any] = {
@@ -209,14 +132,7 @@ def encode_outcome(outcome: Outcome) -> bytes:
                 "discarded": outcome.discarded_gradient,
             }
         case Failure():
-            header = {
-                "type": "failure",
-                "kind": outcome.kind.value,
-                "code": outcome.code,
-                "message": outcome.message,
-                "field": outcome.field,
-                "details": dict(outcome.details),
-            }
+            header = _failure_header(outcome)
         case _:
             assert_never(outcome)
     return writer.finish(header)
@@ -228,11 +144,11 @@ def decode_outcome(record: bytes) -> Outcome:
     Raises:
         CorruptRecord: the bytes are something else.
     """
-    with _reading(record) as reader:
+    with reading(record) as reader:
         return _outcome(reader)
 
 
-def _outcome(reader: _Reader) -> Outcome:
+def _outcome(reader: Reader) -> Outcome:
     header = reader.header
     match header.get("type"):
         case "forward":
@@ -252,12 +168,84 @@ def _outcome(reader: _Reader) -> Outcome:
                 discarded_gradient=header["discarded"],
             )
         case "failure":
-            return Failure(
-                kind=Kind(header["kind"]),
-                code=header["code"],
-                message=header["message"],
-                field=header["field"],
-                details=header["details"],
-            )
+            return _failure(header)
         case other:
             raise CorruptRecord(f"unknown outcome type {other!r}")
+
+
+def encode_score_request(request: ScoreRequest) -> bytes:
+    writer = Writer()
+    header = {
+        "kind": "score",
+        "base_model": request.base_model,
+        "version_id": request.version_id,
+        "tokens": writer.tensor(request.tokens),
+        "targets": writer.tensor(request.targets),
+        "temperature": _canonical(request.temperature),
+    }
+    return writer.finish(header)
+
+
+def decode_score_request(record: bytes) -> ScoreRequest:
+    """Read what ``encode_score_request`` wrote.
+
+    Raises:
+        CorruptRecord: the bytes are something else.
+    """
+    with reading(record) as reader:
+        header = reader.header
+        if header.get("kind") != "score":
+            raise CorruptRecord(f"not a score: {header.get('kind')!r}")
+        return ScoreRequest(
+            base_model=header["base_model"],
+            version_id=None if header["version_id"] is None else VersionId(header["version_id"]),
+            tokens=reader.tensor(header["tokens"]),
+            targets=reader.tensor(header["targets"]),
+            temperature=header["temperature"],
+        )
+
+
+def encode_score_outcome(outcome: ScoreOutcome) -> bytes:
+    writer = Writer()
+    match outcome:
+        case ScoreResult():
+            return writer.finish({"type": "score", "logprobs": writer.tensor(outcome.logprobs)})
+        case Failure():
+            return writer.finish(_failure_header(outcome))
+
+
+def decode_score_outcome(record: bytes) -> ScoreOutcome:
+    """Read what ``encode_score_outcome`` wrote.
+
+    Raises:
+        CorruptRecord: the bytes are something else.
+    """
+    with reading(record) as reader:
+        match reader.header.get("type"):
+            case "score":
+                return ScoreResult(logprobs=reader.tensor(reader.header["logprobs"]))
+            case "failure":
+                return _failure(reader.header)
+            case other:
+                raise CorruptRecord(f"unknown score outcome {other!r}")
+
+
+def _failure_header(failure: Failure) -> dict[str, Any]:
+    return {
+        "type": "failure",
+        "kind": failure.kind.value,
+        "code": failure.code,
+        "message": failure.message,
+        "field": failure.field,
+        "details": dict(failure.details),
+    }
+
+
+def _failure(header: Mapping[str, Any]) -> Failure:
+    return Failure(
+        kind=Kind(header["kind"]),
+        code=header["code"],
+        message=header["message"],
+        field=header["field"],
+        details=header["details"],
+    )

@@ -1,30 +1,52 @@
-"""Waiting for operations: the only long-poll logic.
+"""Waiting for operations and scores: the only long-poll logic.
 
-All waiters of a process share one loop: a wake-up triggers one query for every operation waited for. No database
-connection is held while nothing happens.
+All waiters of a process for one kind of work share a loop: a wake-up triggers one query for everything waited for. No
+database connection is held while nothing happens.
 """
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from gateway.core.errors import Unavailable
-from gateway.core.ids import OperationId, ProjectId
-from gateway.core.operations import Operation
-from gateway.core.ports import Database, Wakeups
+from gateway.core.ids import ProjectId
+from gateway.core.ports import Database, UnitOfWork, Wakeups
 
 MAX_WAIT_S = 60.0
 _RECHECK_S = 5.0  # a lost wake-up costs at most this
 
 
-class Futures:
-    """Long polls on operations. Use as an async context manager: it owns the shared loop."""
+class Awaited(Protocol):
+    """What can be waited for: it becomes final, once."""
 
-    def __init__(self, database: Database, wakeups: Wakeups) -> None:
+    @property
+    def final(self) -> bool: ...
+
+
+Id = TypeVar("Id", bound=str)
+Work_co = TypeVar("Work_co", bound=Awaited, covariant=True)
+
+
+class AwaitedStore(Protocol[Id, Work_co]):
+    """Where it is recorded."""
+
+    async def get(self, project_id: ProjectId, id: Id, /) -> Work_co: ...
+
+    async def final_among(self, ids: Sequence[Id]) -> Sequence[Id]: ...
+
+
+class Futures(Generic[Id, Work_co]):
+    """Long polls on one store. Use as an async context manager: it owns the shared loop."""
+
+    def __init__(
+        self, database: Database, wakeups: Wakeups, store: Callable[[UnitOfWork], AwaitedStore[Id, Work_co]]
+    ) -> None:
         self._database = database
         self._wakeups = wakeups
-        self._waiters: defaultdict[OperationId, set[asyncio.Future[None]]] = defaultdict(set)
+        self._store = store
+        self._waiters: defaultdict[Id, set[asyncio.Future[None]]] = defaultdict(set)
         self._added = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
@@ -39,30 +61,30 @@ class Futures:
             self._loop.cancel()
             await asyncio.gather(self._loop, return_exceptions=True)
 
-    async def wait(self, project_id: ProjectId, operation_id: OperationId, timeout_s: float) -> Operation:
-        """Return the operation as soon as it is final, or as it stands after ``timeout_s`` (at most 60).
+    async def wait(self, project_id: ProjectId, id: Id, timeout_s: float) -> Work_co:
+        """Return the work as soon as it is final, or as it stands after ``timeout_s`` (at most 60).
 
         Raises:
-            NotFound: no such operation in the project.
+            NotFound: no such thing in the project.
         """
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters[operation_id].add(waiter)
+        self._waiters[id].add(waiter)
         try:
-            operation = await self._read(project_id, operation_id)
-            if operation.final or timeout_s <= 0:
-                return operation
+            found = await self._read(project_id, id)
+            if found.final or timeout_s <= 0:
+                return found
             self._added.set()
             await asyncio.wait([waiter], timeout=min(timeout_s, MAX_WAIT_S))
-            return await self._read(project_id, operation_id)
+            return await self._read(project_id, id)
         finally:
-            waiters = self._waiters[operation_id]
+            waiters = self._waiters[id]
             waiters.discard(waiter)
             if not waiters:
-                del self._waiters[operation_id]
+                del self._waiters[id]
 
-    async def _read(self, project_id: ProjectId, operation_id: OperationId) -> Operation:
+    async def _read(self, project_id: ProjectId, id: Id) -> Work_co:
         async with self._database.read() as unit:
-            return await unit.operations.get(project_id, operation_id)
+            return await self._store(unit).get(project_id, id)
 
     async def _watch(self) -> None:
         seen = 0
@@ -72,11 +94,11 @@ class Futures:
                 await self._added.wait()
             try:
                 async with self._database.read() as unit:
-                    final = await unit.operations.final_among(list(self._waiters))
+                    final = await self._store(unit).final_among(list(self._waiters))
             except Unavailable:
                 final = ()  # the next look is at most _RECHECK_S away
-            for operation_id in final:
-                for waiter in self._waiters.get(operation_id, ()):
+            for id in final:
+                for waiter in self._waiters.get(id, ()):
                     if not waiter.done():
                         waiter.set_result(None)
             seen = await self._wakeups.wait(seen, _RECHECK_S)

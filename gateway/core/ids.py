@@ -14,6 +14,7 @@ SessionId = NewType("SessionId", str)
 OperationId = NewType("OperationId", str)
 VersionId = NewType("VersionId", str)
 SampleId = NewType("SampleId", str)
+ScoreId = NewType("ScoreId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
 
@@ -45,6 +46,10 @@ def new_version_id() -> VersionId:
 
 def new_sample_id() -> SampleId:
     return SampleId(f"smp-{_unique()}")
+
+
+def new_score_id() -> ScoreId:
+    return ScoreId(f"scr-{_unique()}")
 
 
 def new_key_id() -> KeyId:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from sqlalchemy import and_, select
 
-from gateway.core.codec import CorruptRecord, decode_payload, encode_payload
+from gateway.core.codec import decode_payload, encode_payload
 from gateway.core.ids import ProjectId
 from gateway.core.payloads import Payload
+from gateway.core.records import CorruptRecord
 from gateway.store.files import fsync_directory
 from gateway.store.tables import blobs
 from gateway.store.text import missing, require_id

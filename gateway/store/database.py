@@ -21,6 +21,8 @@ from gateway.store.locks import SqlLockStore
 from gateway.store.operations import SqlOperationStore
 from gateway.store.postgres import open_postgres
 from gateway.store.samples import SqlSampleStore
+from gateway.store.score_work import SqlScoreWorkStore
+from gateway.store.scores import SqlScoreStore
 from gateway.store.sessions import SqlSessionStore
 from gateway.store.sqlite import open_sqlite
 from gateway.store.transaction import Transaction
@@ -43,6 +45,8 @@ class SqlUnit:
         self.samples = SqlSampleStore(transaction)
         self.usage = SqlUsageStore(transaction)
         self.work = SqlWorkStore(transaction)
+        self.scores = SqlScoreStore(transaction)
+        self.score_work = SqlScoreWorkStore(transaction)
         self.locks = SqlLockStore(transaction)
 
 

@@ -15,11 +15,17 @@ from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
 from gateway.core.errors import Invalid
 from gateway.core.futures import Futures
+from gateway.core.ids import OperationId, ScoreId
+from gateway.core.operations import Operation
 from gateway.core.ports import Database, Engines, Prices, UnitOfWork
 from gateway.core.principals import Principal, Scope
+from gateway.core.scores import Score
 from gateway.wire.idempotency import FirstAnswers
 
 MAX_IDEMPOTENCY_KEY = 255
+
+OperationFutures = Futures[OperationId, Operation]
+ScoreFutures = Futures[ScoreId, Score]
 
 
 class State(TypedDict):
@@ -27,7 +33,8 @@ class State(TypedDict):
 
     database: Database
     engines: Engines
-    futures: Futures
+    futures: OperationFutures
+    score_futures: ScoreFutures
     catalog: Catalog
     prices: Prices
     clock: Clock
@@ -44,8 +51,12 @@ def _engines(request: Request) -> Engines:
     return request.state.engines
 
 
-def _futures(request: Request) -> Futures:
+def _futures(request: Request) -> OperationFutures:
     return request.state.futures
+
+
+def _score_futures(request: Request) -> ScoreFutures:
+    return request.state.score_futures
 
 
 def _catalog(request: Request) -> Catalog:
@@ -66,7 +77,8 @@ def _first_answers(request: Request) -> FirstAnswers:
 
 DatabaseDep = Annotated[Database, Depends(_database)]
 EnginesDep = Annotated[Engines, Depends(_engines)]
-FuturesDep = Annotated[Futures, Depends(_futures)]
+FuturesDep = Annotated[OperationFutures, Depends(_futures)]
+ScoreFuturesDep = Annotated[ScoreFutures, Depends(_score_futures)]
 CatalogDep = Annotated[Catalog, Depends(_catalog)]
 PricesDep = Annotated[Prices, Depends(_prices)]
 ClockDep = Annotated[Clock, Depends(_clock)]

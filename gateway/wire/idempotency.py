@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.core.codec import digest
 from gateway.core.errors import Conflict
 from gateway.core.ids import ProjectId
 from gateway.core.ports import Database, StoredSample, UnitOfWork
+from gateway.core.records import digest
 
 
 class FirstAnswers:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.codec import CorruptRecord, decode_outcome, decode_payload, digest, encode_outcome, encode_payload
+from gateway.core.codec import decode_outcome, decode_payload, encode_outcome, encode_payload
 from gateway.core.errors import Kind
 from gateway.core.ids import VersionId
 from gateway.core.payloads import (
@@ -21,6 +21,7 @@ from gateway.core.payloads import (
     SaveState,
     SaveWeights,
 )
+from gateway.core.records import CorruptRecord, digest
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, Outcome, SaveResult
 from gateway.core.tensors import Datum, DType, TensorData
 

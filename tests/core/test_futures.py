@@ -27,7 +27,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def futures(bench: Bench) -> AsyncIterator[Futures]:
-    async with Futures(bench.database, bench.database.wakeups) as futures:
+    async with Futures(bench.database, bench.database.wakeups, lambda unit: unit.operations) as futures:
         yield futures
 
 
@@ -62,7 +62,7 @@ async def test_many_waiters_are_served_by_few_queries(bench: Bench) -> None:
     database = Counting(bench.database)
     session = await bench.open()
     operations = [await bench.submit(session) for _ in range(20)]
-    async with Futures(database, bench.database.wakeups) as futures:
+    async with Futures(database, bench.database.wakeups, lambda unit: unit.operations) as futures:
         waiters = [
             asyncio.create_task(futures.wait(bench.project_id, operation.id, 60)) for operation in operations * 3
         ]
@@ -102,7 +102,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(bench: Bench, futures: Fut
 async def test_waiters_outlive_a_database_that_is_away_for_a_moment(bench: Bench) -> None:
     database = Counting(bench.database)
     operation = await bench.submit(await bench.open())
-    async with Futures(database, bench.database.wakeups) as futures:
+    async with Futures(database, bench.database.wakeups, lambda unit: unit.operations) as futures:
         waiter = asyncio.create_task(futures.wait(bench.project_id, operation.id, 60))
         while not database.reads:
             await asyncio.sleep(0)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.codec import CorruptRecord
 from gateway.core.errors import NotFound
 from gateway.core.ids import KeyId, new_key_id, new_sample_id
 from gateway.core.ports import StoredSample
 from gateway.core.principals import ALL_SCOPES, Key, Scope
+from gateway.core.records import CorruptRecord
 from gateway.core.usage import Meter, UsageFact, UsageTotal
 from gateway.store import SqlDatabase
 from gateway.store.blobs import LARGEST_ROW_BYTES

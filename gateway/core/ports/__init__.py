@@ -6,6 +6,7 @@ durable when ``Database.write`` has been left. No unit is held while waiting for
 
 from gateway.core.ports.content import Artifacts, BlobStore, CorruptArtifact
 from gateway.core.ports.database import Database, UnitOfWork, Wakeups
+from gateway.core.ports.scores import ScoreStore, ScoreWork, ScoreWorkStore
 from gateway.core.ports.serving import EngineHealth, Engines, Prices
 from gateway.core.ports.stores import (
     KeyStore,
@@ -32,6 +33,9 @@ __all__ = [
     "OperationStore",
     "Prices",
     "SampleStore",
+    "ScoreStore",
+    "ScoreWork",
+    "ScoreWorkStore",
     "SessionStore",
     "StaleLease",
     "StoredSample",

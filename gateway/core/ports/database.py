@@ -4,6 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from gateway.core.ports.content import BlobStore
+from gateway.core.ports.scores import ScoreStore, ScoreWorkStore
 from gateway.core.ports.stores import (
     KeyStore,
     LockStore,
@@ -35,6 +36,10 @@ class UnitOfWork(Protocol):
     def usage(self) -> UsageStore: ...
     @property
     def work(self) -> WorkStore: ...
+    @property
+    def scores(self) -> ScoreStore: ...
+    @property
+    def score_work(self) -> ScoreWorkStore: ...
     @property
     def locks(self) -> LockStore: ...
 
