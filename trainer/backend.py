@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.core.canary import Canary
-from gateway.core.ids import SessionId
+from gateway.core.ids import SessionId, VersionId
 from gateway.core.payloads import Forward, ForwardBackward, OptimStep
 from gateway.core.results import ForwardResult, OptimStepResult
+from gateway.core.scores import ScoreRequest
 from gateway.core.sessions import LoraConfig
+from gateway.core.tensors import TensorData
 from trainer.progress import Note, unnoted
 
 
@@ -28,11 +30,30 @@ class Loaded:
     discarded_gradient: bool
 
 
+class Scorer(Protocol):
+    """Scores tokens under exported adapters, beside the sessions and without touching them."""
+
+    def attach(self, version_id: VersionId, lora: LoraConfig, directory: Path) -> None:
+        """Keep the adapter in ``directory`` ready, as an engine would load it. ``lora`` is its session's config."""
+        ...
+
+    def detach(self, version_id: VersionId) -> None:
+        """Forget an attached adapter; one that is not attached is fine."""
+        ...
+
+    def score(self, request: ScoreRequest) -> TensorData:
+        """Return float32 log-probabilities in the shape of the targets, under the attached version or the base."""
+        ...
+
+
 class TrainingBackend(Protocol):
     """Sessions on one base model.
 
     Refusals that are the user's to mend are raised as ``GatewayError``; anything else is a defect.
     """
+
+    @property
+    def scorer(self) -> Scorer: ...
 
     def open(self, session_id: SessionId, lora: LoraConfig) -> None:
         """Make a fresh session resident; its state depends on ``lora`` alone. Raises Invalid."""

@@ -29,6 +29,7 @@ from trainer.operation_log import OperationLog
 from trainer.progress import Watch
 from trainer.recovery import Recovery, RecoveryFailed
 from trainer.residents import Resident, Residents
+from trainer.scoring import Scoring
 from trainer.staleness import sampler_versions, staleness
 
 MAX_ATTEMPTS = 2
@@ -68,6 +69,7 @@ class Trainer:
         self._stopping = stopping
         self._recovery = Recovery(backend=backend, kernels=kernels, log=log, artifacts=artifacts)
         self._residents = Residents()
+        self._scoring = Scoring(scorer=backend.scorer, kernels=kernels, log=log, artifacts=artifacts, clock=clock)
         self._events = structlog.stdlib.get_logger("trainer")
 
     async def run(self) -> None:
@@ -96,12 +98,13 @@ class Trainer:
         self._stopping.set()
 
     async def step(self) -> bool:
-        """Run one operation if one is ready; return whether there was one."""
+        """Run a turn of waiting scores and one ready operation; return whether there was either."""
         for session_id in self._residents.take_lost():
             await self._drop(session_id)
+        scored = await self._scoring.turn()
         work = await self._log.claim()
         if work is None:
-            return False
+            return scored
         with structlog.contextvars.bound_contextvars(session_id=work.session.id, operation_id=work.operation.id):
             try:
                 await self._run(work)

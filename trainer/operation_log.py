@@ -1,4 +1,4 @@
-"""The trainer's view of the operation log: what to run, what came of it. The database may be away for a while.
+"""The trainer's view of the log: what to run or score, what came of it. The database may be away for a while.
 
 Every call waits for the database to come back, as long as the process is wanted. A report may therefore be sent twice,
 when the first one's answer was lost; the store takes it once.
@@ -15,8 +15,9 @@ from gateway.core.errors import Unavailable
 from gateway.core.ids import SessionId, VersionId
 from gateway.core.operations import Operation, Progress, Status
 from gateway.core.payloads import OperationKind, Payload
-from gateway.core.ports import Database, Lease, UnitOfWork, Work
+from gateway.core.ports import Database, Lease, ScoreWork, UnitOfWork, Work
 from gateway.core.results import Outcome, SaveResult
+from gateway.core.scores import ScoreOutcome
 from gateway.core.sessions import Activity, Session, Snapshot
 from gateway.core.usage import UsageFact
 from gateway.core.versions import NewVersion, Version, VersionKind
@@ -55,9 +56,25 @@ class OperationLog:
         async def extend(unit: UnitOfWork) -> Mapping[SessionId, int]:
             now = self._clock.now()
             await unit.locks.hold(f"trainer-{self._base_model}", owner=self._owner, lease_s=self._lease_s, at=now)
+            await unit.score_work.renew(owner=self._owner, lease_s=self._lease_s, at=now)
             return await unit.work.renew(owner=self._owner, lease_s=self._lease_s, at=now)
 
         return await self._write(extend)
+
+    async def claim_score(self) -> ScoreWork | None:
+        """Take a waiting score. Where none waits, that costs a read and no write."""
+        base_model = self._base_model
+        if not await self._read(lambda unit: unit.score_work.waiting(base_model=base_model, at=self._clock.now())):
+            return None
+        return await self._write(
+            lambda unit: unit.score_work.claim(
+                owner=self._owner, base_model=base_model, lease_s=self._lease_s, at=self._clock.now()
+            )
+        )
+
+    async def finish_score(self, work: ScoreWork, outcome: ScoreOutcome, facts: Sequence[UsageFact]) -> None:
+        """Record a score with its usage. Raises StaleLease."""
+        await self._write(lambda unit: unit.score_work.finish(work, outcome, facts=facts, at=self._clock.now()))
 
     async def finish(self, work: Work, outcome: Outcome, facts: Sequence[UsageFact]) -> None:
         """Record an outcome with its usage. Raises StaleLease."""

@@ -29,6 +29,7 @@ from trainer.decoder import default_compute_dtype
 from trainer.language_model import LanguageModel
 from trainer.memory import Footprint, machine_bytes
 from trainer.passes import Passes
+from trainer.peft_scorer import PeftScorer
 from trainer.progress import Note, unnoted
 from trainer.tenants import Tenants, moments_on
 
@@ -104,6 +105,7 @@ class PeftBackend:
         )
         footprint.require_room()
         self.passes = Passes(self.model, self._bank, dtype=dtype, footprint=footprint, lean=lean)
+        self.scorer = PeftScorer(self._bank, self.passes, device)
         self.tenants = Tenants(self._bank, device, max_on_device=max_on_device)
         self._check_head()
 

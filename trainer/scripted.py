@@ -15,11 +15,19 @@ from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
 from gateway.core.codec import encode_payload
 from gateway.core.errors import Invalid
-from gateway.core.ids import SessionId
+from gateway.core.ids import SessionId, VersionId
 from gateway.core.payloads import Forward, ForwardBackward, LossFn, OptimStep
 from gateway.core.records import digest
 from gateway.core.results import ForwardResult, OptimStepResult
-from gateway.core.scripted import BASE_FINGERPRINT, SCRIPTED_NAME, scripted_file, scripted_logprob, scripted_scores
+from gateway.core.scores import ScoreRequest
+from gateway.core.scripted import (
+    BASE_FINGERPRINT,
+    SCRIPTED_NAME,
+    read_fingerprint,
+    scripted_file,
+    scripted_logprob,
+    scripted_scores,
+)
 from gateway.core.sessions import LoraConfig
 from gateway.core.tensors import Datum, TensorData
 from trainer import canary_tokens
@@ -40,11 +48,35 @@ class _State:
     window: str | None = None
 
 
+class ScriptedScorer:
+    """``Scorer`` on hashes: what the scripted engine answers, over the temperature."""
+
+    def __init__(self) -> None:
+        self.fingerprints: dict[VersionId, str] = {}
+
+    def attach(self, version_id: VersionId, lora: LoraConfig, directory: Path) -> None:
+        self.fingerprints[version_id] = read_fingerprint(directory)
+
+    def detach(self, version_id: VersionId) -> None:
+        self.fingerprints.pop(version_id, None)
+
+    def score(self, request: ScoreRequest) -> TensorData:
+        fingerprint = BASE_FINGERPRINT if request.version_id is None else self.fingerprints[request.version_id]
+        width = request.targets.size // request.tokens.size
+        previous = [int(token) for token in request.tokens.values() for _ in range(width)]
+        logprobs = [
+            scripted_logprob(fingerprint, before, int(token)) / request.temperature
+            for before, token in zip(previous, request.targets.values(), strict=True)
+        ]
+        return TensorData.floats(logprobs, request.targets.shape)
+
+
 class ScriptedBackend:
     """``TrainingBackend`` on hashes."""
 
     def __init__(self, base: BaseModel) -> None:
         self._base = base
+        self.scorer = ScriptedScorer()
         self._states: dict[SessionId, _State] = {}
 
     def open(self, session_id: SessionId, lora: LoraConfig) -> None:

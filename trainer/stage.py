@@ -78,6 +78,16 @@ def _rewrite_sorted(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True))
 
 
+def read_adapter(directory: Path) -> ExportedAdapter:
+    """Read what ``write_adapter`` wrote."""
+    config: dict[str, Any] = json.loads((directory / CONFIG_NAME).read_bytes())
+    with open_tensors(directory / ADAPTER_NAME) as file:
+        tensors = {
+            name.removeprefix(_PREFIX).removesuffix(".weight"): file.tensor(name).contiguous() for name in file.names()
+        }
+    return ExportedAdapter(rank=config["r"], alpha=config["lora_alpha"], tensors=tensors)
+
+
 def validate(directory: Path, targets: Mapping[str, tuple[int, int]], rank: int) -> None:
     """Read a written adapter back and check it against the modules it must adapt (path to out, in).
 

@@ -130,6 +130,14 @@ def score_alternatives(
     return _request(model, version_id, tokens, targets, temperature)
 
 
+def check_temperature(temperature: float) -> None:
+    """Raises Invalid outside 0.01 to 100."""
+    if not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise Invalid(
+            f"temperature must be {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, got {temperature}", field="temperature"
+        )
+
+
 def refusal_of(failure: Failure) -> GatewayError:
     """Return a failure as the error that the asker gets."""
     error = GatewayError(failure.message, code=failure.code, field=failure.field, details=failure.details)
@@ -140,10 +148,7 @@ def refusal_of(failure: Failure) -> GatewayError:
 def _request(
     model: BaseModel, version_id: VersionId | None, tokens: Sequence[int], targets: TensorData, temperature: float
 ) -> ScoreRequest:
-    if not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
-        raise Invalid(
-            f"temperature must be {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, got {temperature}", field="temperature"
-        )
+    check_temperature(temperature)
     return ScoreRequest(
         base_model=model.name,
         version_id=version_id,

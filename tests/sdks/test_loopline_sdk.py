@@ -43,6 +43,20 @@ def datum(tokens: Sequence[int]) -> Datum:
     return Datum(tokens[:-1], {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)})
 
 
+def test_a_trained_unembedding_is_scored_by_the_trainer(stack: Stack, service: loopline.ServiceClient) -> None:
+    tokens = service.create_sampling_client(base_model=stack.base_model).get_tokenizer().encode(TEXT)
+    with service.create_lora_training_client(stack.base_model, rank=8, seed=3, train_unembed=True) as training:
+        training.forward_backward([datum(tokens)])
+        training.optim_step(STEP)
+        sampler = training.save_weights_and_get_sampling_client()
+        trained = training.forward([datum(tokens)]).result().loss_fn_outputs[0]["logprobs"].data
+
+        assert sampler.compute_logprobs(tokens).result()[1:] == pytest.approx(trained, abs=1e-5)
+        warm = sampler.compute_target_logprobs(tokens[:1], [tokens[:3]], temperature=2.0).result().tolist()[0]
+        cold = sampler.compute_target_logprobs(tokens[:1], [tokens[:3]]).result().tolist()[0]
+        assert warm[0] - warm[1] == pytest.approx((cold[0] - cold[1]) / 2, abs=1e-4)
+
+
 def test_a_text_becomes_likelier_to_trainer_sampler_and_openai_client(
     stack: Stack, training: loopline.TrainingClient
 ) -> None:
@@ -62,6 +76,9 @@ def test_a_text_becomes_likelier_to_trainer_sampler_and_openai_client(
         assert losses == sorted(losses, reverse=True)
         assert scored[0] is None
         sampled = [logprob for logprob in scored[1:] if logprob is not None]
+        by_trainer = sampler.compute_target_logprobs(tokens[:-1], tokens[1:]).result()
+        assert by_trainer.data == pytest.approx(sampled, abs=1e-4)
+        assert by_trainer.data == pytest.approx(trained, abs=1e-5)
         assert max(abs(p - q) for p, q in zip(trained, sampled, strict=True)) < 1e-3
         logprobs = answered.choices[0].logprobs
         assert logprobs is not None

@@ -31,6 +31,7 @@ class SmallGateway:
         self.sessions: dict[str, dict[int, dict[str, Any]]] = {"sess-1": {}}  # what was accepted, by seq
         self.arrivals: list[tuple[str, int]] = []  # every training POST that arrived: (kind, seq)
         self.samples: list[tuple[str, dict[str, Any]]] = []  # (idempotency key, body) of each sampling that was done
+        self.scores: list[dict[str, Any]] = []
         self.stopped = 0
         self.refuse: Callable[[str, dict[str, Any]], tuple[int, str, str] | None] = lambda kind, body: None
         self.fail: Callable[[str, dict[str, Any]], dict[str, Any] | None] = lambda kind, body: None
@@ -181,7 +182,14 @@ class SmallGateway:
 
     async def _logprobs(self, request: Request) -> Response:
         body = await request.json()
-        return JSONResponse(_answer(body) | {"logprobs": [None, *[-2.0] * (len(body["prompt"]) - 1)]})
+        self.scores.append(body)
+        logprobs: list[float | None] | None = [None, *[-2.0] * (len(body["prompt"]) - 1)]
+        alternatives = None
+        if "targets" in body:
+            logprobs = [-float(target) for target in body["targets"]]
+        elif "alternatives" in body:
+            logprobs, alternatives = None, [[-float(target) for target in row] for row in body["alternatives"]]
+        return JSONResponse(_answer(body) | {"logprobs": logprobs, "alternative_logprobs": alternatives})
 
     async def _base_models(self, request: Request) -> Response:
         model = {"context_length": 64, "vocab_size": VOCAB, "max_lora_rank": 8, "dtype": "float32"}

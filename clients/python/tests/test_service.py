@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import loopline
@@ -108,6 +109,23 @@ def test_sampling_clients_need_exactly_one_target(gateway: SmallGateway, service
     assert [body.get("base_model") for _, body in gateway.samples] == ["tiny", None]
     assert [body.get("version") for _, body in gateway.samples] == [None, "demo@2"]
     assert pinned.get_base_model() == "tiny"
+
+
+def test_targets_come_back_in_their_own_shape(gateway: SmallGateway, service: loopline.ServiceClient) -> None:
+    sampler = service.create_sampling_client(version="demo@2")
+
+    one = sampler.compute_target_logprobs([1, 2, 3], [4, 5, 6], temperature=0.5).result()
+    many = sampler.compute_target_logprobs([1, 2], np.array([[4, 5, 6], [7, 8, 9]])).result()
+
+    assert (one.dtype, one.shape, one.data) == ("float32", [3], [-4.0, -5.0, -6.0])
+    assert many.tolist() == [[-4.0, -5.0, -6.0], [-7.0, -8.0, -9.0]]
+    assert gateway.scores == [
+        {"prompt": [1, 2, 3], "targets": [4, 5, 6], "temperature": 0.5, "version": "demo@2"},
+        {"prompt": [1, 2], "alternatives": [[4, 5, 6], [7, 8, 9]], "temperature": 1.0, "version": "demo@2"},
+    ]
+    for wrong in ([4, 5], [[[4]], [[5]], [[6]]]):
+        with pytest.raises(ValueError, match=r"targets must have shape \[3\]"):
+            sampler.compute_target_logprobs([1, 2, 3], wrong)
 
 
 def test_usage_is_the_gateways(service: loopline.ServiceClient) -> None:

@@ -1,4 +1,4 @@
-"""Sample and score tokens with one exact version. No unit of work is held while an engine computes."""
+"""Sample tokens with one exact version. No unit of work is held while an engine computes."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable
@@ -31,10 +31,7 @@ from gateway.wire.metering import cost_nanos, record, sampling_facts
 from gateway.wire.native.render import sequences_read, usage_read, version_address, version_id
 from gateway.wire.native.schemas.base import Read
 from gateway.wire.native.schemas.sampling import (
-    FreeLogprobsCreate,
     FreeSampleCreate,
-    LogprobsCreate,
-    LogprobsRead,
     SampleCreate,
     SampleRead,
 )
@@ -81,24 +78,40 @@ class Sampler:
         render: Render,
         *,
         session_id: SessionId | None,
-        scoring: bool,
     ) -> Response:
-        """Return the first answer to the idempotency key, or compute, record and return one.
-
-        The usage facts are durable before the answer leaves. A ``scoring`` call does not pay for the one token that
-        the engine has to generate.
-        """
+        """Return the first answer to the idempotency key, or compute, record and return one."""
         async with self.first_answers.turn(self.principal.project_id, self.idempotency_key):
-            content = await stored_answer(self.database, self.principal.project_id, self.idempotency_key, asked)
+            content = await self.stored(asked)
             if content is None:
-                target = await resolve()
-                check_sample_request(request, target.base)
-                generation = await self.engines.generate(target, request)
-                if scoring:
-                    counts = dataclasses.replace(generation.counts, sampled=0)
-                    generation = dataclasses.replace(generation, counts=counts)
-                content = await self._record(asked, target, generation, render, session_id)
+                content = await self.generated(
+                    asked, request, await resolve(), render, session_id=session_id, scoring=False
+                )
         return Response(content, media_type="application/json")
+
+    async def stored(self, asked: str) -> bytes | None:
+        """Return the first answer to the idempotency key, if there is one."""
+        return await stored_answer(self.database, self.principal.project_id, self.idempotency_key, asked)
+
+    async def generated(
+        self,
+        asked: str,
+        request: SampleRequest,
+        target: Target,
+        render: Render,
+        *,
+        session_id: SessionId | None,
+        scoring: bool,
+    ) -> bytes:
+        """Let an engine answer; the usage facts are durable on return.
+
+        A ``scoring`` call does not pay for the one token that the engine has to generate.
+        """
+        check_sample_request(request, target.base)
+        generation = await self.engines.generate(target, request)
+        if scoring:
+            counts = dataclasses.replace(generation.counts, sampled=0)
+            generation = dataclasses.replace(generation, counts=counts)
+        return await self._record(asked, target, generation, render, session_id)
 
     async def _record(
         self, asked: str, target: Target, generation: Generation, render: Render, session_id: SessionId | None
@@ -151,19 +164,17 @@ def _sampler(
 
 SamplerDep = Annotated[Sampler, Depends(_sampler)]
 _SAMPLE: dict[int | str, dict[str, Any]] = {200: {"model": SampleRead}}
-_LOGPROBS: dict[int | str, dict[str, Any]] = {200: {"model": LogprobsRead}}
 
 
 @router.post("/sessions/{session_id}/sample", responses=_SAMPLE)
 async def sample(sampler: SamplerDep, session: OwnSession, body: SampleCreate) -> Response:
     """Draw samples from the session's latest published version, or from the pinned one."""
     return await sampler.answer(
-        _asked(f"{session.id}/sample", body),
+        asked_for(f"{session.id}/sample", body),
         _request(body),
         lambda: sampler.of_session(session, body.version),
         _sample_read,
         session_id=session.id,
-        scoring=False,
     )
 
 
@@ -171,42 +182,16 @@ async def sample(sampler: SamplerDep, session: OwnSession, body: SampleCreate) -
 async def sample_freely(sampler: SamplerDep, body: FreeSampleCreate) -> Response:
     """Draw samples from a published version or from a base model."""
     return await sampler.answer(
-        _asked("sample", body),
+        asked_for("sample", body),
         _request(body),
         lambda: sampler.free(body.version, body.base_model),
         _sample_read,
         session_id=None,
-        scoring=False,
     )
 
 
-@router.post("/sessions/{session_id}/logprobs", responses=_LOGPROBS)
-async def logprobs(sampler: SamplerDep, session: OwnSession, body: LogprobsCreate) -> Response:
-    """Score a prompt with the session's latest published version, or with the pinned one."""
-    return await sampler.answer(
-        _asked(f"{session.id}/logprobs", body),
-        _scoring(body),
-        lambda: sampler.of_session(session, body.version),
-        _logprobs_read,
-        session_id=session.id,
-        scoring=True,
-    )
-
-
-@router.post("/logprobs", responses=_LOGPROBS)
-async def logprobs_freely(sampler: SamplerDep, body: FreeLogprobsCreate) -> Response:
-    """Score a prompt with a published version or with a base model."""
-    return await sampler.answer(
-        _asked("logprobs", body),
-        _scoring(body),
-        lambda: sampler.free(body.version, body.base_model),
-        _logprobs_read,
-        session_id=None,
-        scoring=True,
-    )
-
-
-def _asked(route: str, body: BaseModel) -> str:
+def asked_for(route: str, body: BaseModel) -> str:
+    """Return what says that two requests of this dialect ask the same."""
     return request_digest(f"native/{route}", body.model_dump_json().encode())
 
 
@@ -229,12 +214,6 @@ def _request(body: SampleCreate) -> SampleRequest:
     )
 
 
-def _scoring(body: LogprobsCreate) -> SampleRequest:
-    """Engines score a prompt while they generate; one greedy token is the least they do."""
-    params = SamplingParams(max_tokens=1, temperature=0.0)
-    return SampleRequest(prompt=tuple(body.prompt), params=params, prompt_logprobs=True)
-
-
 def _sample_read(sample_id: SampleId, target: Target, generation: Generation, cost: int) -> SampleRead:
     topk = generation.topk_prompt_logprobs
     return SampleRead(
@@ -248,19 +227,6 @@ def _sample_read(sample_id: SampleId, target: Target, generation: Generation, co
         topk_prompt_logprobs=None
         if topk is None
         else [None if row is None else sorted(row.items(), key=lambda item: -item[1]) for row in topk],
-        usage=usage_read(generation.counts),
-        cost_nanos=cost,
-    )
-
-
-def _logprobs_read(sample_id: SampleId, target: Target, generation: Generation, cost: int) -> LogprobsRead:
-    return LogprobsRead(
-        id=sample_id,
-        base_model=target.base.name,
-        version=version_address(target),
-        version_id=version_id(target),
-        fingerprint=target.fingerprint,
-        logprobs=list(generation.prompt_logprobs or ()),
         usage=usage_read(generation.counts),
         cost_nanos=cost,
     )

@@ -12,7 +12,7 @@ from loopline._transport import encode
 from loopline.errors import ClientStopped, ResultMismatchError
 from loopline.futures import APIFuture
 from loopline.results import SampleResponse
-from loopline.types import SamplingParams, to_params
+from loopline.types import SamplingParams, TensorData, to_params
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -20,7 +20,8 @@ M = TypeVar("M", bound=BaseModel)
 
 class _Scores(BaseModel):
     id: str
-    logprobs: list[float | None]
+    logprobs: list[float | None] | None
+    alternative_logprobs: list[list[float]] | None = None
 
 
 class SamplingClient:
@@ -93,14 +94,40 @@ class SamplingClient:
             topk_prompt_logprobs=topk_prompt_logprobs,
         )
 
-    def compute_logprobs(self, prompt: Any) -> APIFuture[list[float | None]]:
-        """Score given tokens: log p of each prompt token at temperature 1, None at position 0; returns at once."""
-        tokens = self._tokens(prompt)
-        return self._start("compute_logprobs", self._score(encode({"prompt": tokens, **self._target}), len(tokens)))
+    def compute_logprobs(self, prompt: Any, *, temperature: float = 1.0) -> APIFuture[list[float | None]]:
+        """Score given tokens: log p of each prompt token, None at position 0; returns at once.
 
-    async def compute_logprobs_async(self, prompt: Any) -> list[float | None]:
+        ``temperature`` divides the logits.
+        """
+        tokens = self._tokens(prompt)
+        body = encode({"prompt": tokens, "temperature": temperature, **self._target})
+        return self._start("compute_logprobs", self._score(body, len(tokens)))
+
+    async def compute_logprobs_async(self, prompt: Any, *, temperature: float = 1.0) -> list[float | None]:
         """As ``compute_logprobs``, and awaits the result."""
-        return await self.compute_logprobs(prompt)
+        return await self.compute_logprobs(prompt, temperature=temperature)
+
+    def compute_target_logprobs(self, prompt: Any, targets: Any, *, temperature: float = 1.0) -> APIFuture[TensorData]:
+        """Score tokens that need not be the prompt's own: log p of ``targets[t]`` after ``prompt[: t + 1]``.
+
+        ``targets`` is a list, array or tensor of ids ``[N]``, or ``[N, K]`` for up to 64 alternatives at each of the
+        prompt's N positions; the result is float32 in its shape. Returns at once.
+
+        Raises:
+            ValueError: ``targets`` has another shape.
+        """
+        tokens, wanted = self._tokens(prompt), TensorData(targets, "int64")
+        if len(wanted.shape) not in (1, 2) or wanted.shape[0] != len(tokens):
+            raise ValueError(
+                f"targets must have shape [{len(tokens)}] or [{len(tokens)}, K] like the prompt, got {wanted.shape}"
+            )
+        asked = "targets" if len(wanted.shape) == 1 else "alternatives"
+        body = encode({"prompt": tokens, asked: wanted.tolist(), "temperature": temperature, **self._target})
+        return self._start("compute_target_logprobs", self._score_targets(body, wanted.shape))
+
+    async def compute_target_logprobs_async(self, prompt: Any, targets: Any, *, temperature: float = 1.0) -> TensorData:
+        """As ``compute_target_logprobs``, and awaits the result."""
+        return await self.compute_target_logprobs(prompt, targets, temperature=temperature)
 
     def get_base_model(self) -> str:
         """Return the name of the base model below what answers."""
@@ -159,9 +186,22 @@ class SamplingClient:
     async def _score(self, body: bytes, length: int) -> tuple[str, list[float | None]]:
         during = f"compute_logprobs with {self._name}"
         answer = await self._post(_Scores, "logprobs", body, during)
-        if len(answer.logprobs) != length:
-            raise ResultMismatchError(f"{during}: {len(answer.logprobs)} logprobs for {length} tokens")
-        return answer.id, answer.logprobs
+        logprobs = answer.logprobs or []
+        if len(logprobs) != length:
+            raise ResultMismatchError(f"{during}: {len(logprobs)} logprobs for {length} tokens")
+        return answer.id, logprobs
+
+    async def _score_targets(self, body: bytes, shape: list[int]) -> tuple[str, TensorData]:
+        during = f"compute_target_logprobs with {self._name}"
+        answer = await self._post(_Scores, "logprobs", body, during)
+        logprobs = answer.logprobs if len(shape) == 1 else answer.alternative_logprobs
+        try:
+            found = TensorData(logprobs or [], "float32")
+        except ValueError as error:
+            raise ResultMismatchError(f"{during}: {error}") from None
+        if found.shape != shape:
+            raise ResultMismatchError(f"{during}: logprobs of shape {found.shape} for targets of shape {shape}")
+        return answer.id, found
 
     async def _post(self, kind: type[M], verb: str, body: bytes, during: str) -> M:
         connection = self._connection

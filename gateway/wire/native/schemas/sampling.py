@@ -39,9 +39,16 @@ class FreeSampleCreate(SampleCreate):
 
 
 class LogprobsCreate(Create):
-    """Score a prompt of token ids."""
+    """Score a prompt of token ids, or other ids in its place.
+
+    ``targets[t]``, or every id of row ``alternatives[t]``, is scored as the token after ``prompt[: t + 1]``; all rows
+    are equally long. ``temperature`` divides the logits.
+    """
 
     prompt: list[int]
+    targets: list[int] | None = None
+    alternatives: list[list[int]] | None = None
+    temperature: float = 1.0
     version: str | None = None
 
 
@@ -88,6 +95,10 @@ class SampleRead(AnswerRead):
 
 
 class LogprobsRead(AnswerRead):
-    """``logprobs`` has the prompt's length and null at position 0."""
+    """``logprobs`` has the prompt's length: null at position 0 of a scored prompt, never null of targets.
 
-    logprobs: list[float | None]
+    Of alternatives it is null, and ``alternative_logprobs`` has their shape.
+    """
+
+    logprobs: list[float | None] | None
+    alternative_logprobs: list[list[float]] | None

@@ -1,0 +1,50 @@
+"""The real scorer: exported adapters on the backend's own base model, forward only.
+
+An adapter is scored as it was exported: its tensors in the engine's dtype, widened to float32. A request is computed by
+itself, so its numbers depend on nothing else that is asked at the time.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gateway.core.ids import VersionId
+from gateway.core.scores import ScoreRequest
+from gateway.core.sessions import LoraConfig
+from gateway.core.tensors import Datum, TensorData
+from trainer.adapters import AdapterBank
+from trainer.batching import assemble, to_data
+from trainer.passes import Passes
+from trainer.stage import read_adapter
+
+
+class PeftScorer:
+    """``Scorer`` on the bank and the passes of a backend. Versions and sessions never share an id."""
+
+    def __init__(self, bank: AdapterBank, passes: Passes, device: torch.device) -> None:
+        self._bank = bank
+        self._passes = passes
+        self._device = device
+        self._attached: set[VersionId] = set()
+
+    def attach(self, version_id: VersionId, lora: LoraConfig, directory: Path) -> None:
+        adapter = read_adapter(directory)
+        exported = replace(lora, rank=adapter.rank, alpha=float(adapter.alpha), use_rslora=False)
+        self._bank.attach(version_id, exported, adapter.tensors)
+        self._attached.add(version_id)
+
+    def detach(self, version_id: VersionId) -> None:
+        if version_id in self._attached:
+            self._attached.remove(version_id)
+            self._bank.detach(version_id)
+
+    def score(self, request: ScoreRequest) -> TensorData:
+        """As the protocol says; [N, K] targets cost little more than [N]: positions go through the head once."""
+        data = [Datum(model_input=request.tokens, loss_fn_inputs={"target_tokens": request.targets})]
+        fills = {"temperature": request.temperature}
+        (share,) = shares = self._passes.shares(data)
+        with torch.no_grad(), self._passes.active(request.version_id, shares):
+            batch = assemble(data, share.rows, self._device, fills)
+            logprobs = self._passes.logprobs(request.version_id, batch, share.tree, temperature=request.temperature)
+            return to_data(batch.split(logprobs)[0])
