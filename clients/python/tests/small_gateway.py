@@ -53,6 +53,7 @@ class SmallGateway:
                 Route(f"{m}/sessions/{{id}}/operations", self._operations),
                 Route(f"{m}/sessions/{{id}}/sample", self._sample, methods=["POST"]),
                 Route(f"{m}/sessions/{{id}}/logprobs", self._logprobs, methods=["POST"]),
+                Route(f"{m}/logprobs", self._logprobs, methods=["POST"]),
                 Route(f"{m}/sample", self._sample, methods=["POST"]),
                 Route(f"{m}/sessions/{{id}}/{{kind}}", self._submit, methods=["POST"]),
                 Route(f"{m}/operations/{{id}}", self._operation),
