@@ -4,11 +4,13 @@ An adapter is scored as it was exported: its tensors in the engine's dtype, wide
 itself, so its numbers depend on nothing else that is asked at the time.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from gateway.core.errors import Invalid
 from gateway.core.ids import VersionId
 from gateway.core.scores import ScoreRequest
 from gateway.core.sessions import LoraConfig
@@ -40,11 +42,27 @@ class PeftScorer:
             self._bank.detach(version_id)
 
     def score(self, request: ScoreRequest) -> TensorData:
-        """As the protocol says; [N, K] targets cost little more than [N]: positions go through the head once."""
-        data = [Datum(model_input=request.tokens, loss_fn_inputs={"target_tokens": request.targets})]
-        fills = {"temperature": request.temperature}
-        (share,) = shares = self._passes.shares(data)
-        with torch.no_grad(), self._passes.active(request.version_id, shares):
-            batch = assemble(data, share.rows, self._device, fills)
-            logprobs = self._passes.logprobs(request.version_id, batch, share.tree, temperature=request.temperature)
+        """As the protocol says; [N, K] targets cost little more than [N]: positions go through the head once.
+
+        Raises:
+            Invalid: ``memory_limit_exceeded``.
+        """
+        adapter, data = request.version_id, [_datum(request)]
+        self._check(data)
+        with self._passes.active(adapter, data, train=False):
+            (share,) = self._passes.shares(data)
+            batch = assemble(data, share.rows, self._device, {"temperature": request.temperature})
+            logprobs = self._passes.logprobs(adapter, batch, share.tree, temperature=request.temperature)
             return to_data(batch.split(logprobs)[0])
+
+    def _check(self, data: Sequence[Datum]) -> None:
+        try:
+            self._passes.footprint.check(data, 0, lean=self._passes.lean(data))
+        except Invalid as error:
+            message = error.message.replace("data[0]", "the prompt")
+            details = {name: value for name, value in error.details.items() if name != "datum"}
+            raise Invalid(message, code=error.code, field="prompt", details=details) from error
+
+
+def _datum(request: ScoreRequest) -> Datum:
+    return Datum(model_input=request.tokens, loss_fn_inputs={"target_tokens": request.targets})

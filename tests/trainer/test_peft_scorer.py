@@ -9,9 +9,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from gateway.core.catalog import BaseModel
+from gateway.core.errors import Invalid
 from gateway.core.ids import VersionId
 from gateway.core.scores import ScoreRequest, score_alternatives, score_targets
 from gateway.core.sessions import LoraConfig
+from gateway.core.tensors import TensorData
 from tests.trainer.builders import VOCAB, A, B, batch, forward_backward, lora
 from tests.trainer.conftest import make_backend
 from tests.trainer.test_backend import trained
@@ -117,3 +119,21 @@ def test_scoring_between_two_passes_changes_no_bit_of_the_training(base: BaseMod
     assert busy.scorer.score(asked) == first
     busy.scorer.detach(VERSION)
     busy.scorer.detach(VERSION)
+
+
+def test_a_prompt_that_cannot_fit_in_memory_is_refused_with_the_longest_that_fits(base: BaseModel) -> None:
+    limited = PeftBackend(
+        base,
+        device=torch.device("cpu"),
+        compute_dtype="float32",
+        micro_batch_tokens=64,
+        operation_bytes=112 << 20,
+    )
+    long = TensorData.ints([1] * 20_000)
+    with pytest.raises(Invalid) as refused:
+        limited.scorer.score(ScoreRequest(base_model=base.name, version_id=None, tokens=long, targets=long))
+
+    assert (refused.value.code, refused.value.field) == ("memory_limit_exceeded", "prompt")
+    assert refused.value.details["got"] == 20_000
+    assert set(refused.value.details) == {"limit", "got"}
+    assert refused.value.message.startswith("the prompt has 20000 tokens")
