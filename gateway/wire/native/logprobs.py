@@ -150,16 +150,16 @@ def _engine_read(sample_id: SampleId, target: Target, generation: Generation, co
 
 
 def _score_read(body: LogprobsCreate, score: Score, target: Target, found: TensorData, cost: int) -> LogprobsRead:
-    values: list[float] = found.values().tolist()
-    positions = found.shape[0]
-    counts = TokenCounts(prompt=positions, cached=0, sampled=0)
+    values: Sequence[float] = found.values().tolist()
+    unscored: list[float | None] = [] if body.targets is not None else [None]
+    counts = TokenCounts(prompt=found.shape[0], cached=0, sampled=0)
     return LogprobsRead(
         id=score.id,
         base_model=target.base.name,
         version=version_address(target),
         version_id=version_id(target),
         fingerprint=target.fingerprint,
-        logprobs=None if body.alternatives is not None else values if body.targets is not None else [None, *values],
+        logprobs=None if body.alternatives is not None else [*unscored, *values],
         alternative_logprobs=None if body.alternatives is None else _rows(values, found.shape[-1]),
         usage=usage_read(counts),
         cost_nanos=cost,
