@@ -1,8 +1,5 @@
 """The application: builds what requests need for as long as it lives, and mounts the dialects."""
 
-import os
-import secrets
-import socket
 from asyncio import CancelledError, create_task
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -21,6 +18,7 @@ from gateway.core.catalog import Catalog, parse_catalog
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.futures import Futures
 from gateway.engines.pool import EnginePool
+from gateway.processes import own_name
 from gateway.publisher import Publisher
 from gateway.settings import Settings
 from gateway.store import SERVER_WAIT_S, LocalArtifacts, open_database
@@ -110,7 +108,7 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
     )
     futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.operations))
     score_futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.scores))
-    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    owner = own_name()
     await opened.enter_async_context(Publisher(database, engines, database.wakeups, clock, owner))
     await opened.enter_async_context(_running(Sweeper(database, clock, gap_timeout_s=settings.gap_timeout_s)))
     async with database.write() as unit:

@@ -2,10 +2,7 @@
 
 import argparse
 import asyncio
-import os
-import secrets
 import signal
-import socket
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -14,6 +11,7 @@ from gateway import logs
 from gateway.core.catalog import BaseModel, CatalogError, parse_catalog
 from gateway.core.clock import SystemClock
 from gateway.core.errors import NotFound
+from gateway.processes import own_name
 from gateway.store.artifacts import LocalArtifacts
 from gateway.store.database import SERVER_WAIT_S, open_database
 from trainer.backend import TrainingBackend
@@ -81,7 +79,7 @@ async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     events = structlog.stdlib.get_logger("trainer")
-    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    owner = own_name()
     clock = SystemClock()
     with Kernels() as kernels:
         events.info("trainer_starting", base_model=base.name, owner=owner, backend="scripted" if scripted else "peft")

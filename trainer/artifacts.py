@@ -110,4 +110,4 @@ def read_snapshot(artifacts: ArtifactWriter, backend: TrainingBackend, session: 
     manifest = directory / MANIFEST_NAME
     recorded = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.exists() else ""
     artifacts.verify(snapshot.location, recorded)
-    backend.restore(session.id, session.lora, directory)
+    backend.restore(session.id, session.lora, directory, session.rules)

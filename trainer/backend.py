@@ -4,6 +4,7 @@ A backend holds the state of *resident* sessions in memory. It is driven from on
 session ids only: no projects, keys or database. A call that raises has changed nothing, unless its text says so.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,7 @@ from gateway.core.ids import SessionId, VersionId
 from gateway.core.payloads import Forward, ForwardBackward, OptimStep
 from gateway.core.results import ForwardResult, OptimStepResult
 from gateway.core.scores import ScoreRequest
-from gateway.core.sessions import LoraConfig
+from gateway.core.sessions import ComputeRules, LoraConfig
 from gateway.core.tensors import TensorData
 from trainer.progress import Note, unnoted
 
@@ -55,8 +56,18 @@ class TrainingBackend(Protocol):
     @property
     def scorer(self) -> Scorer: ...
 
-    def open(self, session_id: SessionId, lora: LoraConfig) -> None:
-        """Make a fresh session resident; its state depends on ``lora`` alone. Raises Invalid."""
+    @property
+    def rules(self) -> ComputeRules:
+        """What a session is computed by that has no rules of its own yet."""
+        ...
+
+    @property
+    def made_with(self) -> Mapping[str, str]:
+        """What else decides over the bits: the device and its precision, versions of libraries."""
+        ...
+
+    def open(self, session_id: SessionId, lora: LoraConfig, rules: ComputeRules | None = None) -> None:
+        """Make a fresh session resident; its state depends on ``lora`` alone. None: by ``rules``. Raises Invalid."""
         ...
 
     def close(self, session_id: SessionId) -> None:
@@ -67,7 +78,9 @@ class TrainingBackend(Protocol):
         """Write everything a later ``restore`` needs, an unfinished gradient window included."""
         ...
 
-    def restore(self, session_id: SessionId, lora: LoraConfig, directory: Path) -> None:
+    def restore(
+        self, session_id: SessionId, lora: LoraConfig, directory: Path, rules: ComputeRules | None = None
+    ) -> None:
         """Make a session resident, bit-equal to when the snapshot was written. Raises CorruptState."""
         ...
 

@@ -22,6 +22,7 @@ from gateway.core.payloads import (
 from gateway.core.results import Failure, LoadStateResult, Outcome
 from gateway.core.sessions import Session
 from gateway.core.versions import VersionKind
+from gateway.store.space import write_failed
 from trainer.backend import CorruptState, TrainingBackend
 from trainer.progress import Note, unnoted
 
@@ -31,10 +32,10 @@ class Poison(Internal):
 
     default_code = "poison_operation"
 
-    def __init__(self, attempts: int) -> None:
+    def __init__(self, losses: int) -> None:
         super().__init__(
-            f"the trainer was lost {attempts - 1} times while it ran this operation; it was given up",
-            details={"attempts": attempts},
+            f"the trainer was lost {losses} times while it ran this operation; it was given up",
+            details={"losses": losses},
         )
 
 
@@ -77,6 +78,11 @@ def run(backend: TrainingBackend, session: Session, payload: Computed, directory
         if ends_window(payload):
             backend.discard_window(session.id)
         return Done(outcome=failure_of(error))
+
+
+def not_stored(error: OSError) -> Failure:
+    """Return the failure of a save whose files could not be written: the session is as before."""
+    return failure_of(write_failed(error))
 
 
 def ends_window(payload: Computed) -> bool:

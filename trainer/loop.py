@@ -32,7 +32,7 @@ from trainer.residents import Resident, Residents
 from trainer.scoring import Scoring
 from trainer.staleness import sampler_versions, staleness
 
-MAX_ATTEMPTS = 2
+MAX_LOSSES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Trainer:
         for session_id in self._residents.take_lost():
             await self._drop(session_id)
         scored = await self._scoring.turn()
-        work = await self._log.claim()
+        work = await self._log.claim([resident.lease.session_id for resident in self._residents.all()])
         if work is None:
             return scored
         with structlog.contextvars.bound_contextvars(session_id=work.session.id, operation_id=work.operation.id):
@@ -154,8 +154,8 @@ class Trainer:
     async def _bring_in(self, work: Work) -> None:
         """Make the session resident as of its ``applied_seq``, unless it is."""
         session = work.session
-        if work.attempts > MAX_ATTEMPTS:
-            raise dispatch.Poison(work.attempts)
+        if work.losses >= MAX_LOSSES:
+            raise dispatch.Poison(work.losses)
         resident = self._residents.use(session.id)
         if resident is not None:
             if resident.lease == work.lease and resident.applied_seq == session.applied_seq:
@@ -164,19 +164,31 @@ class Trainer:
         while len(self._residents) >= self._limits.max_resident:
             await self._park(self._residents.oldest())
         self._residents.add(Resident(lease=work.lease, applied_seq=session.applied_seq, snapshot=session.snapshot))
-        replay_s = await self._recovery.rebuild(work)
+        rebuilt = await self._recovery.rebuild(work)
+        rules = session.rules or self._backend.rules
+        await self._log.begin(work, rules=rules, made_with=self._backend.made_with, note=rebuilt.note)
         if (resident := self._residents.use(session.id)) is not None:
-            resident.replay_s = replay_s
+            resident.replay_s = rebuilt.replay_s
 
     async def _execute(self, work: Work) -> Done | Staged:
         session, payload = work.session, work.payload
         if isinstance(payload, SaveWeights | SaveState):
             version_id, seq = new_version_id(), work.operation.seq
-            return await self._kernels.run(
-                lambda: save_version(
-                    self._artifacts, self._backend, session, payload, version_id=version_id, lease=work.lease, seq=seq
+            try:
+                return await self._kernels.run(
+                    lambda: save_version(
+                        self._artifacts,
+                        self._backend,
+                        session,
+                        payload,
+                        version_id=version_id,
+                        lease=work.lease,
+                        seq=seq,
+                    )
                 )
-            )
+            except OSError as error:
+                self._events.error("save_failed", exc_info=error)
+                return Done(outcome=dispatch.not_stored(error))
         directory = await self._recovery.directory(session, payload)
         watch, ended = Watch(), asyncio.Event()
         watching = asyncio.create_task(
@@ -221,11 +233,16 @@ class Trainer:
             await self._snapshot(resident)
 
     async def _snapshot(self, resident: Resident) -> None:
+        """Write a snapshot. One that cannot be written is missed by nobody yet: the log rebuilds the state."""
         previous, lease, seq = resident.snapshot, resident.lease, resident.applied_seq
         if previous is not None and previous.seq == seq:
             return
-        snapshot = await self._kernels.run(lambda: write_snapshot(self._artifacts, self._backend, lease, seq))
-        await self._log.snapshot_taken(lease, snapshot)
+        try:
+            snapshot = await self._kernels.run(lambda: write_snapshot(self._artifacts, self._backend, lease, seq))
+        except OSError as error:
+            self._events.error("snapshot_failed", session_id=lease.session_id, exc_info=error)
+            return
+        await self._log.snapshot_taken(lease, snapshot, self._backend.made_with)
         resident.snapshot, resident.replay_s = snapshot, 0.0
         if previous is not None and previous.location != snapshot.location:
             await self._kernels.run(lambda: self._artifacts.remove(previous.location))

@@ -5,7 +5,7 @@ when the first one's answer was lost; the store takes it once.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -18,9 +18,10 @@ from gateway.core.payloads import OperationKind, Payload
 from gateway.core.ports import Database, Lease, ScoreWork, UnitOfWork, Work
 from gateway.core.results import Outcome, SaveResult
 from gateway.core.scores import ScoreOutcome
-from gateway.core.sessions import Activity, Session, Snapshot
+from gateway.core.sessions import ComputeRules, Session, Snapshot
 from gateway.core.usage import UsageFact
 from gateway.core.versions import NewVersion, Version, VersionKind
+from gateway.processes import is_gone
 
 T = TypeVar("T")
 _PAGE, _NEWEST = 500, 50
@@ -43,10 +44,15 @@ class OperationLog:
         self._stopping = stopping
         self._log = structlog.stdlib.get_logger("trainer")
 
-    async def claim(self) -> Work | None:
+    async def claim(self, resident: Collection[SessionId]) -> Work | None:
+        """Return the next operation. One of a ``resident`` session begins at once, others with ``begin``."""
         return await self._write(
             lambda unit: unit.work.claim(
-                owner=self._owner, base_model=self._base_model, lease_s=self._lease_s, at=self._clock.now()
+                owner=self._owner,
+                base_model=self._base_model,
+                lease_s=self._lease_s,
+                at=self._clock.now(),
+                resident=resident,
             )
         )
 
@@ -56,6 +62,10 @@ class OperationLog:
         async def extend(unit: UnitOfWork) -> Mapping[SessionId, int]:
             now = self._clock.now()
             await unit.locks.hold(f"trainer-{self._base_model}", owner=self._owner, lease_s=self._lease_s, at=now)
+            for owner in await unit.work.owners(self._base_model):
+                if owner != self._owner and is_gone(owner):  # its sessions need not wait for its leases to run out
+                    released = await unit.work.release_all(owner)
+                    self._log.info("leases_of_dead_trainer_released", owner=owner, sessions=released)
             await unit.score_work.renew(owner=self._owner, lease_s=self._lease_s, at=now)
             return await unit.work.renew(owner=self._owner, lease_s=self._lease_s, at=now)
 
@@ -96,13 +106,17 @@ class OperationLog:
         """End the session: the running operation fails, queued ones are skipped. Raises StaleLease."""
         await self._write(lambda unit: unit.work.fail_session(lease, reason, at=self._clock.now()))
 
-    async def snapshot_taken(self, lease: Lease, snapshot: Snapshot) -> None:
+    async def snapshot_taken(self, lease: Lease, snapshot: Snapshot, made_with: Mapping[str, str]) -> None:
         """Raises StaleLease."""
-        await self._write(lambda unit: unit.work.snapshot_taken(lease, snapshot))
+        await self._write(lambda unit: unit.work.snapshot_taken(lease, snapshot, made_with=made_with))
 
-    async def set_activity(self, lease: Lease, activity: Activity) -> None:
-        """Raises StaleLease."""
-        await self._write(lambda unit: unit.work.set_activity(lease, activity))
+    async def recovering(self, lease: Lease, *, seq: int, losses: int) -> None:
+        """Show how far the session's rebuild has come. Raises StaleLease."""
+        await self._write(lambda unit: unit.work.recovering(lease, seq=seq, losses=losses))
+
+    async def begin(self, work: Work, *, rules: ComputeRules, made_with: Mapping[str, str], note: str | None) -> None:
+        """The session is in memory and the operation starts now. Raises StaleLease."""
+        await self._write(lambda unit: unit.work.begin(work, rules=rules, made_with=made_with, note=note))
 
     async def release(self, lease: Lease) -> None:
         await self._write(lambda unit: unit.work.release(lease))

@@ -32,7 +32,8 @@ class Share:
 class Passes:
     """Plans operations and computes log-probabilities of their targets, inside ``active``.
 
-    ``footprint`` says how much is computed at once; ``lean`` False always takes the plain way.
+    ``footprint`` says how much is computed at once, and may be replaced between operations; ``lean`` False always
+    takes the plain way.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Passes:
         self.dtype = dtype
         self.footprint = footprint
         settings = decoder.DecoderSettings(
-            plan=decoder.PlanSettings(max_tokens=footprint.micro_batch_tokens, max_targets=footprint.targets),
+            plan=_plan_settings(footprint),
             activation_bytes=footprint.activation_bytes,
         )
         self._decoder = model.decoder(dtype, settings) if lean else None
@@ -76,7 +77,7 @@ class Passes:
             return
         tokens = [np.frombuffer(datum.model_input.data, "<i8") for datum in data]
         targets = [datum.loss_fn_inputs["target_tokens"].size for datum in data]
-        for tree in self._decoder.plan_each(tokens, targets):
+        for tree in self._decoder.plan_each(tokens, targets, _plan_settings(self.footprint)):
             yield Share(rows=tree.datums, tree=tree)
 
     def needs(self, adapter: str, share: Share, batch: MicroBatch) -> int:
@@ -144,3 +145,7 @@ class Passes:
 def _rows(trained: Tensor) -> Tensor:
     """Return bool ``[N]`` of ``[N]`` or ``[N, K]``: a position is needed when any of its targets is."""
     return trained if trained.dim() == 1 else trained.any(dim=1)
+
+
+def _plan_settings(footprint: Footprint) -> decoder.PlanSettings:
+    return decoder.PlanSettings(max_tokens=footprint.micro_batch_tokens, max_targets=footprint.targets)

@@ -6,7 +6,7 @@ There is no dropout and no other randomness after a session's first tensors. Suf
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from gateway.core.errors import Invalid
 from gateway.core.ids import SessionId
 from gateway.core.payloads import Forward, ForwardBackward, OptimStep
 from gateway.core.results import ForwardResult, OptimStepResult
-from gateway.core.sessions import LoraConfig
-from trainer import canary_tokens, merge, optim, snapshots, stage
+from gateway.core.sessions import ComputeRules, LoraConfig
+from trainer import canary_tokens, environment, merge, optim, snapshots, stage
 from trainer.adapters import AdapterBank
 from trainer.backend import CorruptState, Loaded
 from trainer.batching import to_data
@@ -31,7 +31,7 @@ from trainer.memory import Footprint, machine_bytes
 from trainer.passes import Passes
 from trainer.peft_scorer import PeftScorer
 from trainer.progress import Note, unnoted
-from trainer.tenants import Tenants, moments_on
+from trainer.tenants import Tenant, Tenants, moments_on
 
 _CANARY_ADAPTER = "canary"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -107,27 +107,40 @@ class PeftBackend:
         self.passes = Passes(self.model, self._bank, dtype=dtype, footprint=footprint, lean=lean)
         self.scorer = PeftScorer(self._bank, self.passes, device)
         self.tenants = Tenants(self._bank, device, max_on_device=max_on_device)
+        self._rules = ComputeRules(threads=torch.get_num_threads(), micro_batch_tokens=micro_batch_tokens)
+        self._rules_of: dict[SessionId, ComputeRules] = {}
+        self._made_with = environment.made_with(device, dtype)
         self._check_head()
 
-    def open(self, session_id: SessionId, lora: LoraConfig) -> None:
+    @property
+    def rules(self) -> ComputeRules:
+        return self._rules
+
+    @property
+    def made_with(self) -> Mapping[str, str]:
+        return self._made_with
+
+    def open(self, session_id: SessionId, lora: LoraConfig, rules: ComputeRules | None = None) -> None:
+        self._rules_of[session_id] = rules or self._rules
         self.tenants.open(session_id, lora)
 
     def close(self, session_id: SessionId) -> None:
+        self._rules_of.pop(session_id, None)
         self.tenants.close(session_id)
 
     def optimizer_step(self, session_id: SessionId) -> int:
-        return self.tenants.use(session_id).moments.step
+        return self._use(session_id).moments.step
 
     def check(self, session_id: SessionId, payload: Forward | ForwardBackward) -> None:
-        self.tenants.use(session_id)
+        self._use(session_id)
         self.passes.check(session_id, payload.data)
 
     def forward(self, session_id: SessionId, payload: Forward, note: Note = unnoted) -> ForwardResult:
-        self.tenants.use(session_id)
+        self._use(session_id)
         return compute(self.passes, session_id, payload, self._device, note, train=False)
 
     def forward_backward(self, session_id: SessionId, payload: ForwardBackward, note: Note = unnoted) -> ForwardResult:
-        tenant = self.tenants.use(session_id)
+        tenant = self._use(session_id)
         masters = self.tenants.masters(session_id)
         try:
             result = compute(self.passes, session_id, payload, self._device, note, train=True)
@@ -146,7 +159,7 @@ class PeftBackend:
         return result
 
     def optim_step(self, session_id: SessionId, payload: OptimStep) -> OptimStepResult:
-        tenant = self.tenants.use(session_id)
+        tenant = self._use(session_id)
         if tenant.window is None:
             raise Invalid(
                 "optim_step needs a forward_backward since the last one: there is no gradient to step on",
@@ -166,8 +179,17 @@ class PeftBackend:
             metrics={"grad_norm:mean": norm, "learning_rate:mean": payload.learning_rate},
         )
 
+    def _use(self, session_id: SessionId) -> Tenant:
+        """Return a session on the device, with threads and batching set to its own rules."""
+        rules = self._rules_of.get(session_id, self._rules)
+        if torch.get_num_threads() != rules.threads:
+            torch.set_num_threads(rules.threads)
+        if self.passes.footprint.micro_batch_tokens != rules.micro_batch_tokens:
+            self.passes.footprint = replace(self.passes.footprint, micro_batch_tokens=rules.micro_batch_tokens)
+        return self.tenants.use(session_id)
+
     def discard_window(self, session_id: SessionId) -> bool:
-        tenant = self.tenants.use(session_id)
+        tenant = self._use(session_id)
         discarded, tenant.window = tenant.window is not None, None
         return discarded
 
@@ -178,17 +200,20 @@ class PeftBackend:
     def write_snapshot(self, session_id: SessionId, directory: Path) -> None:
         snapshots.write(directory, self.state(session_id))
 
-    def restore(self, session_id: SessionId, lora: LoraConfig, directory: Path) -> None:
+    def restore(
+        self, session_id: SessionId, lora: LoraConfig, directory: Path, rules: ComputeRules | None = None
+    ) -> None:
         state = snapshots.read(directory, self._shapes(lora))
         if state.lora != lora:
             raise CorruptState(f"snapshot was taken with {state.lora}, the session has {lora}")
+        self._rules_of[session_id] = rules or self._rules
         self.tenants.place(session_id, state)
 
     def write_state(self, session_id: SessionId, directory: Path) -> None:
         snapshots.write(directory, replace(self.state(session_id), window=None))
 
     def load_state(self, session_id: SessionId, directory: Path, *, optimizer: bool) -> Loaded:
-        tenant = self.tenants.use(session_id)
+        tenant = self._use(session_id)
         saved = snapshots.read_lora(directory)
         if replace(saved, seed=tenant.lora.seed) != tenant.lora:
             raise Invalid(
@@ -208,7 +233,7 @@ class PeftBackend:
         return Loaded(optimizer_step=tenant.moments.step, discarded_gradient=discarded)
 
     def write_adapter(self, session_id: SessionId, directory: Path) -> Canary:
-        tenant = self.tenants.use(session_id)
+        tenant = self._use(session_id)
         adapter = stage.export(self._bank.tensors(session_id), tenant.lora, DTYPES[self._base.dtype])
         stage.write_adapter(directory, adapter, self._base.name)
         stage.validate(directory, self._bank.targets(tenant.lora), tenant.lora.rank)
@@ -222,7 +247,7 @@ class PeftBackend:
         return Canary(tokens=tokens, logprobs=logprobs, base_logprobs=self._score(None, tokens))
 
     def write_merged(self, session_id: SessionId, directory: Path) -> None:
-        tenant = self.tenants.use(session_id)
+        tenant = self._use(session_id)
         merge.write_merged(
             self._base.path,
             directory,

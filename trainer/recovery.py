@@ -3,7 +3,8 @@
 Nothing is billed and no result is written again. Bodies come from the log, so the same machine computes the same bits.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -13,7 +14,7 @@ from gateway.core.errors import GatewayError, Internal, Unavailable
 from gateway.core.operations import Operation, Status
 from gateway.core.payloads import LoadState, Payload, SaveState, SaveWeights
 from gateway.core.ports import CorruptArtifact, Work
-from gateway.core.sessions import Activity, Session
+from gateway.core.sessions import Session
 from trainer import dispatch
 from trainer.artifacts import ArtifactWriter, read_snapshot
 from trainer.backend import CorruptState, TrainingBackend
@@ -21,6 +22,18 @@ from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
 
 NOWHERE = Path("/nonexistent")  # the directory of a payload that neither reads nor writes one
+
+
+MAX_LOSSES = 5
+SHOW_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What a rebuild took. ``note`` says how the replay differed from the first run; None: in nothing known."""
+
+    replay_s: float = 0.0
+    note: str | None = None
 
 
 class RecoveryFailed(Exception):
@@ -39,34 +52,44 @@ class Recovery:
         self._artifacts = artifacts
         self._events = structlog.stdlib.get_logger("trainer")
 
-    async def rebuild(self, work: Work) -> float:
-        """Make the session of ``work`` resident as of its ``applied_seq``; return the seconds the replay took.
+    async def rebuild(self, work: Work) -> Rebuilt:
+        """Make the session of ``work`` resident as of its ``applied_seq``, by its own rules.
 
         Raises:
             Invalid: the base model has no such layers to train.
-            RecoveryFailed: a stored state cannot be read, or a replay did not succeed.
+            RecoveryFailed: a stored state cannot be read, a replay did not succeed, or it killed too many trainers.
             StaleLease: somebody else took over meanwhile.
         """
-        session = work.session
-        operations = await self._log.to_replay(session, session.snapshot.seq if session.snapshot else 0)
+        session, seq = work.session, work.session.snapshot.seq if work.session.snapshot else 0
+        operations = await self._log.to_replay(session, seq)
         if session.snapshot is None and not operations:
-            await self._kernels.run(lambda: self._backend.open(session.id, session.lora))
-            return 0.0
-        await self._log.set_activity(work.lease, Activity.RECOVERING)
-        started = perf_counter()
+            await self._kernels.run(lambda: self._backend.open(session.id, session.lora, session.rules))
+            return Rebuilt()
+        losses = 0 if session.recovery is None else session.recovery.losses + 1
+        if losses >= MAX_LOSSES:
+            raise RecoveryFailed(f"{losses} trainers in a row were lost while they rebuilt the session's state")
+        await self._log.recovering(work.lease, seq=seq, losses=losses)
+        started = shown = perf_counter()
         try:
             await self._start(session)
             for operation in operations:
                 await self._replay(session, operation)
+                if perf_counter() - shown >= SHOW_EVERY_S:
+                    await self._log.recovering(work.lease, seq=operation.seq, losses=losses)
+                    shown = perf_counter()
         except Unavailable:
             raise
         except (GatewayError, CorruptState, CorruptArtifact) as error:
             # the cause is logged; it may name places on disk, which are nobody else's business
             raise RecoveryFailed(f"the session's state cannot be rebuilt ({type(error).__name__})") from error
         seconds = perf_counter() - started
-        await self._log.set_activity(work.lease, Activity.ACTIVE)
         self._events.info("session_recovered", replayed=len(operations), seconds=round(seconds, 3))
-        return seconds if operations else 0.0
+        if not operations:
+            return Rebuilt()
+        note = _difference(session.made_with, self._backend.made_with, operations)
+        if note is not None:
+            self._events.warning("replayed_by_other_versions", note=note)
+        return Rebuilt(replay_s=seconds, note=note)
 
     async def directory(self, session: Session, payload: Payload) -> Path:
         """Return the verified directory of the state that a load reads; ``NOWHERE`` for other payloads.
@@ -86,7 +109,7 @@ class Recovery:
     async def _start(self, session: Session) -> None:
         snapshot = session.snapshot
         if snapshot is None:
-            await self._kernels.run(lambda: self._backend.open(session.id, session.lora))
+            await self._kernels.run(lambda: self._backend.open(session.id, session.lora, session.rules))
         else:
             await self._kernels.run(lambda: read_snapshot(self._artifacts, self._backend, session, snapshot))
 
@@ -100,3 +123,16 @@ class Recovery:
         directory = await self.directory(session, payload)
         then = replace(session, window_broken_by=None)  # the operation completed: its window was whole
         await self._kernels.run(lambda: dispatch.apply(self._backend, then, payload, directory))
+
+
+def _difference(then: Mapping[str, str] | None, now: Mapping[str, str], replayed: Sequence[Operation]) -> str | None:
+    """Say in words what computes otherwise now than when ``replayed`` first ran."""
+    if then is None or dict(then) == dict(now):
+        return None
+    changes = [
+        f"{name} {now.get(name, 'none')} instead of {then.get(name, 'none')}"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+    first, last = replayed[0].seq, replayed[-1].seq
+    return f"operations {first} to {last} were replayed with {', '.join(changes)}: bits may differ from the first run"

@@ -7,6 +7,7 @@ the scripted base times 0.9 per optimizer step.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from gateway.core.scripted import (
     scripted_logprob,
     scripted_scores,
 )
-from gateway.core.sessions import LoraConfig
+from gateway.core.sessions import ComputeRules, LoraConfig
 from gateway.core.tensors import Datum, TensorData
 from trainer import canary_tokens
 from trainer.backend import CorruptState, Loaded
@@ -79,7 +80,15 @@ class ScriptedBackend:
         self.scorer = ScriptedScorer()
         self._states: dict[SessionId, _State] = {}
 
-    def open(self, session_id: SessionId, lora: LoraConfig) -> None:
+    @property
+    def rules(self) -> ComputeRules:
+        return ComputeRules(threads=1, micro_batch_tokens=1)
+
+    @property
+    def made_with(self) -> Mapping[str, str]:
+        return {"backend": "scripted"}
+
+    def open(self, session_id: SessionId, lora: LoraConfig, rules: ComputeRules | None = None) -> None:
         self._states[session_id] = _State(weights=_hash(json.dumps(asdict(lora), sort_keys=True)))
 
     def close(self, session_id: SessionId) -> None:
@@ -88,7 +97,9 @@ class ScriptedBackend:
     def write_snapshot(self, session_id: SessionId, directory: Path) -> None:
         _write(directory, self._states[session_id])
 
-    def restore(self, session_id: SessionId, lora: LoraConfig, directory: Path) -> None:
+    def restore(
+        self, session_id: SessionId, lora: LoraConfig, directory: Path, rules: ComputeRules | None = None
+    ) -> None:
         self._states[session_id] = _read(directory)
 
     def check(self, session_id: SessionId, payload: Forward | ForwardBackward) -> None:

@@ -1,6 +1,8 @@
 """safetensors files, typed: whole ones, and tensor by tensor. No pickle anywhere."""
 
 import json
+import os
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,14 +14,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, uint8
 
+_OS_ERROR = re.compile(r"os error (\d+)")
+
 
 class UnreadableTensors(ValueError):
     """A file is missing or is not a safetensors file."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous CPU tensors."""
-    save_file(dict(tensors), path, metadata={"format": "pt"})
+    """Write contiguous CPU tensors. Raises OSError when the disk does not take them."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if (found := _OS_ERROR.search(str(error))) is not None:
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+        raise
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

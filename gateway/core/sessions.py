@@ -74,6 +74,25 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRules:
+    """What a session's bits depend on beside its operations and the code. Frozen when a trainer first runs it.
+
+    ``threads`` are those of a CPU kernel; ``micro_batch_tokens`` bounds the padded tokens computed at once.
+    """
+
+    threads: int
+    micro_batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A rebuild under way: it has come to ``seq``. ``losses`` counts the trainers in a row that were lost over it."""
+
+    seq: int
+    losses: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Where a session's state was last written, and the seq it contains. ``location`` is a store-made name."""
 
@@ -87,6 +106,8 @@ class Session:
 
     ``applied_seq`` is the highest seq the trainer has dealt with (completed, failed or staged); 0 before the first.
     ``window_broken_by`` is the seq of a failed forward_backward since the last optim_step: the window is incomplete.
+    ``rules`` are None before a trainer first ran it. ``made_with`` names what computed since the last snapshot
+    (device, versions of libraries); ``replay_note`` says how the last replay differed from that, None when it did not.
     """
 
     id: SessionId
@@ -110,6 +131,10 @@ class Session:
     snapshot: Snapshot | None
     latest_version_id: VersionId | None
     failure: str | None
+    recovery: Recovery | None = None
+    rules: ComputeRules | None = None
+    made_with: Mapping[str, str] | None = None
+    replay_note: str | None = None
 
     def require_running(self) -> None:
         """Raise unless the session accepts work.

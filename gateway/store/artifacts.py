@@ -4,7 +4,9 @@ A directory appears under its final name complete, checksummed and on disk, or n
 manifest last, everything is fsynced, then it is renamed. Nothing under a final name ever changes.
 """
 
+import errno
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from gateway.core.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
 from gateway.core.ports import CorruptArtifact
 from gateway.store.files import fsync_directory, fsync_file
+from gateway.store.space import short_of_space
 
 LOCATION = re.compile(r"[a-z0-9-]{1,200}")
 _STAGING = ".staging"  # cannot clash: a location has no dot
@@ -63,10 +66,13 @@ class LocalArtifacts:
 
         Raises:
             FileExistsError: the location is committed already.
+            OSError: ENOSPC, the disk is so full that only its reserve is left.
         """
         final = self.path(location)
         if final.exists():
             raise FileExistsError(f"artifact {location} exists and never changes")
+        if short_of_space(self._root):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
         temporary = self._root / _STAGING / location
         if temporary.exists():
             shutil.rmtree(temporary)

@@ -16,6 +16,7 @@ from gateway.core.ids import ProjectId
 from gateway.core.payloads import Payload
 from gateway.core.records import CorruptRecord
 from gateway.store.files import fsync_directory
+from gateway.store.space import require_space, write_failed
 from gateway.store.tables import blobs
 from gateway.store.text import missing, require_id
 from gateway.store.transaction import Transaction
@@ -32,7 +33,10 @@ class SqlBlobStore:
     async def put(self, project_id: ProjectId, content: bytes) -> str:
         large = len(content) > LARGEST_ROW_BYTES
         if large:
-            digest = await asyncio.to_thread(write_blob_file, self._transaction.blob_dir, project_id, content)
+            try:
+                digest = await asyncio.to_thread(write_blob_file, self._transaction.blob_dir, project_id, content)
+            except OSError as error:
+                raise write_failed(error) from error
         else:
             digest = hashlib.sha256(content).hexdigest()
         row = {
@@ -57,7 +61,9 @@ class SqlBlobStore:
         return await asyncio.to_thread(read_blob_file, self._transaction.blob_dir, project_id, digest)
 
     async def put_payload(self, project_id: ProjectId, payload: Payload) -> str:
-        return await self.put(project_id, encode_payload(payload))
+        content = encode_payload(payload)
+        require_space(self._transaction.blob_dir, len(content))
+        return await self.put(project_id, content)
 
     async def get_payload(self, project_id: ProjectId, digest: str) -> Payload:
         return decode_payload(await self.get(project_id, digest))

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, RowMapping, Select, and_, case, exists, or
 from gateway.core.errors import Conflict, Unavailable
 from gateway.core.ids import KeyId, ProjectId, SessionId, VersionId
 from gateway.core.operations import Status
-from gateway.core.sessions import Activity, OrderRule, Session, SessionStatus, Snapshot
+from gateway.core.sessions import Activity, ComputeRules, OrderRule, Recovery, Session, SessionStatus, Snapshot
 from gateway.store.lora import lora_columns, lora_of
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.text import missing, require_id, require_storable, storable
@@ -185,7 +185,15 @@ def session_of(row: RowMapping) -> Session:
         else Snapshot(seq=row["snapshot_seq"], location=row["snapshot_location"]),
         latest_version_id=None if row["latest_version_id"] is None else VersionId(row["latest_version_id"]),
         failure=row["failure"],
+        recovery=_recovery_of(row) if activity is Activity.RECOVERING else None,
+        rules=None if row["compute_rules"] is None else ComputeRules(**row["compute_rules"]),
+        made_with=row["made_with"],
+        replay_note=row["replay_note"],
     )
+
+
+def _recovery_of(row: RowMapping) -> Recovery:
+    return Recovery(seq=row["recovered_seq"] or 0, losses=row["recovery_losses"] or 0)
 
 
 async def read_session(transaction: Transaction, session_id: SessionId) -> Session:
@@ -225,7 +233,7 @@ async def settle_stop(transaction: Transaction, session_id: SessionId) -> None:
                 ~_has_operation(Status.RUNNING),
             )
         )
-        .values(status=SessionStatus.STOPPED.value, **_released())
+        .values(status=SessionStatus.STOPPED.value, **released())
     )
 
 
@@ -235,7 +243,7 @@ async def end_session(
     """Give a locked session its last status, skip what it has queued, and take it from its trainer."""
     await skip_queued(transaction, session_id, at)
     await transaction.write(
-        update(sessions).where(sessions.c.id == session_id).values(status=status.value, failure=failure, **_released())
+        update(sessions).where(sessions.c.id == session_id).values(status=status.value, failure=failure, **released())
     )
     transaction.announce()
 
@@ -245,8 +253,15 @@ def used(ttl_s: int | None, at: datetime) -> dict[str, Any]:
     return {"last_used_at": at, "expires_at": None if ttl_s is None else at + timedelta(seconds=ttl_s)}
 
 
-def _released() -> dict[str, Any]:
-    return {"lease_owner": None, "lease_until": None, "recovering": False}
+def released() -> dict[str, Any]:
+    """Return the columns of a session that no trainer holds."""
+    return {
+        "lease_owner": None,
+        "lease_until": None,
+        "recovering": False,
+        "recovered_seq": None,
+        "recovery_losses": None,
+    }
 
 
 def _owned(project_id: ProjectId, session_id: SessionId) -> ColumnElement[bool]:

@@ -1,10 +1,9 @@
 """WorkStore on SQL: the trainer's side of the log.
 
-A trainer leases a session, not an operation. ``epoch`` fences: it grows with every new holder and with every lease
-that ran out, and whoever writes under an older one is refused before anything is written.
+A trainer leases a session, not an operation (see ``leases``); every write is fenced by the lease's epoch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,39 +13,44 @@ from gateway.core.errors import Kind
 from gateway.core.ids import OperationId, ProjectId, SessionId
 from gateway.core.operations import Operation, Progress, Status
 from gateway.core.payloads import OperationKind
-from gateway.core.ports import Lease, StaleLease, Work
+from gateway.core.ports import Lease, Work
 from gateway.core.results import Failure, LoadStateResult, OptimStepResult, Outcome, SaveResult
-from gateway.core.sessions import Activity, OrderRule, SessionStatus, Snapshot
+from gateway.core.sessions import OrderRule, SessionStatus, Snapshot
 from gateway.core.usage import UsageFact
 from gateway.core.versions import NewVersion
 from gateway.store.blobs import SqlBlobStore
+from gateway.store.leases import SqlLeaseStore, held_by, stale
 from gateway.store.operation_rows import WINDOW_ENDING, discard_window, operation_of, record_outcome
-from gateway.store.sessions import end_session, lock_session, read_session, settle_stop, used
+from gateway.store.sessions import end_session, read_session, settle_stop, used
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.transaction import Transaction
 from gateway.store.usage import SqlUsageStore
 from gateway.store.versions import register_version, version_of_operation
 
+CLOCK_SLACK = timedelta(seconds=60)  # how far apart the clocks of processes may be
 REPLAYED = (OperationKind.FORWARD_BACKWARD, *WINDOW_ENDING)
 
 
-class SqlWorkStore:
+class SqlWorkStore(SqlLeaseStore):
     """WorkStore."""
 
     def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
+        super().__init__(transaction)
         self._blobs = SqlBlobStore(transaction)
         self._usage = SqlUsageStore(transaction)
 
-    async def claim(self, *, owner: str, base_model: str, lease_s: float, at: datetime) -> Work | None:
+    async def claim(
+        self, *, owner: str, base_model: str, lease_s: float, at: datetime, resident: Collection[SessionId] = ()
+    ) -> Work | None:
         """As the port says. A stopping session only hands out again what a lost trainer left running."""
-        while (session := await self._free_session(owner, base_model, at)) is not None:
+        while (session := await self._free_session(owner, base_model, lease_s, at)) is not None:
             operation = await self._ready_operation(session)
             if operation is not None:
-                return await self._start(session, operation, owner, lease_s, at)
+                return await self._start(session, operation, owner, lease_s, at, begun=session["id"] in resident)
         return None
 
-    async def _free_session(self, owner: str, base_model: str, at: datetime) -> RowMapping | None:
+    async def _free_session(self, owner: str, base_model: str, lease_s: float, at: datetime) -> RowMapping | None:
+        """A lease is over when it ran out; also when it ends later than any lease could: a clock was set back."""
         return await self._transaction.first(
             select(sessions)
             .where(
@@ -57,6 +61,7 @@ class SqlWorkStore:
                         sessions.c.lease_owner.is_(None),
                         sessions.c.lease_owner == owner,
                         sessions.c.lease_until <= at,
+                        sessions.c.lease_until > at + timedelta(seconds=lease_s) + CLOCK_SLACK,
                     ),
                     exists(select(operations.c.id).where(_ready())),
                 )
@@ -77,9 +82,12 @@ class SqlWorkStore:
         )
 
     async def _start(
-        self, session: RowMapping, operation: RowMapping, owner: str, lease_s: float, at: datetime
+        self, session: RowMapping, operation: RowMapping, owner: str, lease_s: float, at: datetime, *, begun: bool
     ) -> Work:
+        """Lease and start. An operation that is handed out again to the trainer that holds it (whose first claim was
+        not answered) was not lost."""
         held = session["lease_owner"] == owner and session["lease_until"] > at
+        again = held and operation["status"] == Status.RUNNING and operation["attempts"] > 0
         lease = Lease(
             session_id=SessionId(session["id"]), owner=owner, epoch=session["epoch"] if held else session["epoch"] + 1
         )
@@ -95,13 +103,13 @@ class SqlWorkStore:
                 served_at=at,
             )
         )
-        attempts = operation["attempts"] + 1
+        losses = operation["attempts"] - again
         await self._transaction.write(
             update(operations)
             .where(operations.c.id == operation["id"])
             .values(
                 status=Status.RUNNING.value,
-                attempts=attempts,
+                attempts=losses + (begun or again),
                 started_at=operation["started_at"] or at,
                 progress_done=None,
                 progress_total=None,
@@ -113,37 +121,8 @@ class SqlWorkStore:
             session=await read_session(self._transaction, lease.session_id),
             operation=operation_of(rows[0]),
             payload=await self._blobs.get_payload(ProjectId(operation["project_id"]), operation["payload_digest"]),
-            attempts=attempts,
+            losses=losses,
         )
-
-    async def renew(self, *, owner: str, lease_s: float, at: datetime) -> Mapping[SessionId, int]:
-        """As the port says. A lease that has run out is over: it is not renewed, whoever had it."""
-        held = and_(sessions.c.lease_owner == owner, sessions.c.lease_until > at, sessions.c.status.in_(LIVE))
-        rows = await self._transaction.rows(
-            select(sessions.c.id).where(held).order_by(sessions.c.id).with_for_update(key_share=True)
-        )
-        renewed = await self._transaction.write_returning(
-            update(sessions)
-            .where(and_(held, sessions.c.id.in_([row["id"] for row in rows])))
-            .values(lease_until=at + timedelta(seconds=lease_s))
-            .returning(sessions.c.id, sessions.c.epoch)
-        )
-        return {SessionId(row["id"]): row["epoch"] for row in renewed}
-
-    async def release(self, lease: Lease) -> None:
-        """Give the session back; a lease that is stale already has nothing to give."""
-        released = await self._transaction.write(
-            update(sessions).where(_held_by(lease)).values(lease_owner=None, lease_until=None, recovering=False)
-        )
-        if released:
-            self._transaction.announce()
-
-    async def set_activity(self, lease: Lease, activity: Activity) -> None:
-        changed = await self._transaction.write(
-            update(sessions).where(_held_by(lease)).values(recovering=activity is Activity.RECOVERING)
-        )
-        if not changed:
-            raise _stale(lease)
 
     async def set_progress(self, lease: Lease, operation_id: OperationId, progress: Progress) -> None:
         """As the port says. Nobody is woken for it."""
@@ -153,9 +132,7 @@ class SqlWorkStore:
                 and_(
                     operations.c.id == operation_id,
                     operations.c.status == Status.RUNNING,
-                    exists(
-                        select(sessions.c.id).where(and_(_held_by(lease), sessions.c.id == operations.c.session_id))
-                    ),
+                    exists(select(sessions.c.id).where(and_(held_by(lease), sessions.c.id == operations.c.session_id))),
                 )
             )
             .values(progress_done=progress.done, progress_total=progress.total)
@@ -171,7 +148,7 @@ class SqlWorkStore:
         at: datetime,
     ) -> None:
         """As the port says. Reporting again what is recorded already is a no-op."""
-        session = await self._fenced(lease)
+        session = await self.fenced(lease)
         row = await self._unfinished(operation)
         if row is None:
             return
@@ -193,7 +170,7 @@ class SqlWorkStore:
         self, lease: Lease, operation: Operation, version: NewVersion, *, complete: bool, at: datetime
     ) -> SaveResult:
         """As the port says. Staging the same version again returns what is recorded already."""
-        session = await self._fenced(lease)
+        session = await self.fenced(lease)
         known = await version_of_operation(self._transaction, operation.id)
         if known is not None:
             return SaveResult(version_id=known.id, group=known.group, number=known.number)
@@ -208,17 +185,17 @@ class SqlWorkStore:
         await self._advance(session, operation.seq, at)
         return result
 
-    async def snapshot_taken(self, lease: Lease, snapshot: Snapshot) -> None:
+    async def snapshot_taken(self, lease: Lease, snapshot: Snapshot, *, made_with: Mapping[str, str]) -> None:
         changed = await self._transaction.write(
             update(sessions)
-            .where(_held_by(lease))
-            .values(snapshot_seq=snapshot.seq, snapshot_location=snapshot.location)
+            .where(held_by(lease))
+            .values(snapshot_seq=snapshot.seq, snapshot_location=snapshot.location, made_with=dict(made_with))
         )
         if not changed:
-            raise _stale(lease)
+            raise stale(lease)
 
     async def fail_session(self, lease: Lease, reason: str, *, at: datetime) -> None:
-        session = await self._fenced(lease)
+        session = await self.fenced(lease)
         running = await self._transaction.first(
             select(operations).where(
                 and_(
@@ -249,12 +226,6 @@ class SqlWorkStore:
             .order_by(operations.c.seq)
         )
         return [operation_of(row) for row in rows]
-
-    async def _fenced(self, lease: Lease) -> RowMapping:
-        session = await lock_session(self._transaction, lease.session_id)
-        if session["epoch"] != lease.epoch or session["lease_owner"] != lease.owner:
-            raise _stale(lease)
-        return session
 
     async def _unfinished(self, operation: Operation) -> RowMapping | None:
         """Return the row of a running operation, None when it is final or staged."""
@@ -295,13 +266,3 @@ def _ready() -> ColumnElement[bool]:
 
 def _session_failed(reason: str) -> Failure:
     return Failure(kind=Kind.INTERNAL, code="session_failed", message=f"the session failed: {reason}")
-
-
-def _held_by(lease: Lease) -> ColumnElement[bool]:
-    return and_(
-        sessions.c.id == lease.session_id, sessions.c.epoch == lease.epoch, sessions.c.lease_owner == lease.owner
-    )
-
-
-def _stale(lease: Lease) -> StaleLease:
-    return StaleLease(f"{lease.owner} no longer holds session {lease.session_id} under epoch {lease.epoch}")

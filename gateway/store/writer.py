@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from gateway.core.errors import Unavailable
+from gateway.store.space import disk_full
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 
@@ -30,6 +31,14 @@ _OTHERS_TURN_S = 0.005  # left free after a group that closed with units waiting
 def _is_busy(error: OperationalError) -> bool:
     code = error.orig.sqlite_errorcode if isinstance(error.orig, sqlite3.OperationalError) else 0
     return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _is_full(error: BaseException) -> bool:
+    return (
+        isinstance(error, OperationalError)
+        and isinstance(error.orig, sqlite3.OperationalError)
+        and error.orig.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+    )
 
 
 def _future() -> "asyncio.Future[Any]":
@@ -46,7 +55,11 @@ class _Unit:
 
     def fail(self, error: BaseException) -> None:
         """Let whatever the unit waits for raise."""
-        refusal = Unavailable("the database could not commit; nothing was recorded", code="database_unavailable")
+        refusal = (
+            disk_full()
+            if _is_full(error)
+            else Unavailable("the database could not commit; nothing was recorded", code="database_unavailable")
+        )
         refusal.__cause__ = error
         for waited in (self.turn, self.durable):
             if not waited.done():

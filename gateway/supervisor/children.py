@@ -43,12 +43,13 @@ class ChildSpec:
 class RestartPolicy:
     """When a dead child is started again: after ``first_delay_s``, doubling up to ``max_delay_s``.
 
-    A child that had been ready for ``stable_after_s`` starts afresh at the first delay. ``give_up_after`` deaths in a
-    row without that are the end of everything.
+    A child that had been ready for ``stable_after_s`` starts afresh at the first delay. ``give_up_after`` deaths of one
+    that has never been ready are the end of everything: it cannot start here. One that was ready before is started
+    again for ever: whatever kills it (an operation, the kernel short of memory) must not end everybody's work.
     """
 
     first_delay_s: float = 0.5
-    max_delay_s: float = 15.0
+    max_delay_s: float = 20.0
     stable_after_s: float = 30.0
     give_up_after: int = 3
 
@@ -75,6 +76,7 @@ class Child:
     pid: int | None = None
     starts: int = 0
     deaths: int = 0
+    was_ready: bool = False
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -133,7 +135,7 @@ class Keeper:
         """
         child = self.child
         child.deaths = 1 if ready_for_s >= self._policy.stable_after_s else child.deaths + 1
-        if child.deaths >= self._policy.give_up_after:
+        if not child.was_ready and child.deaths >= self._policy.give_up_after:
             self._enter(State.STOPPED, how)
             raise ChildGaveUp(child.spec, child.deaths, how)
         delay_s = self._policy.delay_s(child.deaths)
@@ -175,6 +177,7 @@ class Keeper:
     def _enter(self, state: State, note: str = "") -> None:
         self.child.state, self.child.note = state, note
         if state is State.READY:
+            self.child.was_ready = True
             self.child.ready.set()
         else:
             self.child.ready.clear()

@@ -10,37 +10,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+
+from gateway.processes import ProcessInfo, process_info
 
 _POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
-    """One live process. ``start_ticks`` counts clock ticks since boot."""
-
-    pid: int
-    group: int
-    start_ticks: int
-
-
-def boot_id() -> str:
-    """Return the kernel's id of this boot: start times of different boots do not compare."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def process_info(pid: int) -> ProcessInfo | None:
-    """Return what is known of ``pid``; None when there is no such process or it is a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The command name stands in parentheses and may itself hold spaces and parentheses.
-    fields = stat[stat.rindex(")") + 2 :].split()
-    if fields[0] in "ZX":
-        return None
-    return ProcessInfo(pid=pid, group=int(fields[2]), start_ticks=int(fields[19]))
 
 
 def members(group: int) -> Sequence[ProcessInfo]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.processes import boot_id, process_info
 from gateway.supervisor import groups
 
 _RECORD_SUFFIX = ".child.json"
@@ -76,12 +77,12 @@ class RunDir:
 
     def write_child(self, name: str, pid: int) -> None:
         """Record a child that was just started; one that has already died leaves a record all the same."""
-        process = groups.process_info(pid)
+        process = process_info(pid)
         record = ChildRecord(
             name=name,
             pid=pid,
             start_ticks=process.start_ticks if process else 0,
-            boot_id=groups.boot_id(),
+            boot_id=boot_id(),
             executable=groups.executable(pid) or "",
         )
         self._write(f"{name}{_RECORD_SUFFIX}", asdict(record))
@@ -109,7 +110,7 @@ class RunDir:
             address = Address(**json.loads((self.path / "gateway.json").read_text()))
         except (FileNotFoundError, json.JSONDecodeError, TypeError):
             return None
-        return address if groups.process_info(address.pid) is not None else None
+        return address if process_info(address.pid) is not None else None
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Write whole or not at all."""
@@ -135,9 +136,9 @@ async def sweep(run_dir: RunDir, *, grace_s: float) -> Sequence[ChildRecord]:
 
 
 def _is_ours(record: ChildRecord) -> bool:
-    if record.boot_id != groups.boot_id():
+    if record.boot_id != boot_id():
         return False
-    leader = groups.process_info(record.pid)
+    leader = process_info(record.pid)
     if leader is not None:
         return leader.start_ticks == record.start_ticks
     return any(

@@ -44,7 +44,7 @@ class Supervisor:
         """Run the children until ``stop``. However this returns, no process of theirs is left.
 
         Raises:
-            ChildGaveUp: one of them died too often in a row; the others were stopped.
+            ChildGaveUp: one of them died too often without ever being ready; the others were stopped.
         """
         tasks = [asyncio.create_task(keeper.run(), name=keeper.child.spec.name) for keeper in self._keepers]
         stop = asyncio.create_task(self._stop.wait())

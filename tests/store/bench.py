@@ -11,7 +11,7 @@ from gateway.core.operations import Operation
 from gateway.core.payloads import ForwardBackward, LossFn, OptimStep, Payload, SaveWeights
 from gateway.core.ports import Work
 from gateway.core.results import ForwardResult, OptimStepResult, Outcome, SaveResult
-from gateway.core.sessions import Activity, LoraConfig, OrderRule, Session, SessionStatus
+from gateway.core.sessions import Activity, ComputeRules, LoraConfig, OrderRule, Session, SessionStatus
 from gateway.core.submission import submit
 from gateway.core.tensors import Datum, TensorData
 from gateway.core.usage import Meter, UsageFact
@@ -20,6 +20,7 @@ from gateway.store import SqlDatabase
 
 BASE = "tiny"
 LEASE_S = 10.0
+RULES = ComputeRules(threads=2, micro_batch_tokens=2048)
 MODEL = BaseModel(
     name=BASE,
     path=Path("/models/tiny"),
@@ -163,6 +164,10 @@ class Bench:
         work = await self.claim(owner)
         assert work is not None
         return work
+
+    async def begin(self, work: Work) -> None:
+        async with self.database.write() as unit:
+            await unit.work.begin(work, rules=RULES, made_with={"torch": "1"}, note=None)
 
     async def finish(self, work: Work, outcome: Outcome | None = None, *facts: UsageFact) -> None:
         outcome = outcome or OptimStepResult(optimizer_step=work.session.optimizer_step + 1, metrics={})

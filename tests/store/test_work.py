@@ -9,9 +9,9 @@ from gateway.core.operations import Status
 from gateway.core.payloads import OptimStep, SaveWeights
 from gateway.core.ports import Lease, StaleLease, Work
 from gateway.core.results import Failure, LoadStateResult, OptimStepResult
-from gateway.core.sessions import Activity, OrderRule, SessionStatus, Snapshot
+from gateway.core.sessions import Activity, ComputeRules, OrderRule, Recovery, SessionStatus, Snapshot
 from gateway.store import SqlDatabase
-from tests.store.bench import LEASE_S, Bench, forward_backward, forward_result, new_version
+from tests.store.bench import BASE, LEASE_S, RULES, Bench, forward_backward, forward_result, new_version
 
 BAD = Failure(kind=Kind.INVALID, code="non_finite_loss", message="the loss is not finite", details={"datum": 3})
 
@@ -24,7 +24,7 @@ async def test_a_claim_hands_out_the_payload_and_starts_session_and_operation(be
 
     assert work.lease == Lease(session_id=session.id, owner="trainer-a", epoch=1)
     assert work.payload == forward_backward()
-    assert (work.operation.id, work.operation.status, work.attempts) == (operation.id, Status.RUNNING, 1)
+    assert (work.operation.id, work.operation.status, work.losses) == (operation.id, Status.RUNNING, 0)
     assert (work.session.status, work.session.activity) == (SessionStatus.RUNNING, Activity.ACTIVE)
     assert work.operation.started_at == bench.clock.now()
 
@@ -177,11 +177,12 @@ async def test_a_lease_that_ran_out_goes_to_another_trainer_under_a_new_epoch(be
     session = await bench.open()
     await bench.submit(session)
     lost = await bench.claimed("trainer-a")
+    await bench.begin(lost)
     bench.clock.advance(LEASE_S)
 
     again = await bench.claimed("trainer-b")
 
-    assert (again.operation.id, again.attempts) == (lost.operation.id, 2)
+    assert (again.operation.id, again.losses) == (lost.operation.id, 1)
     assert (again.lease.owner, again.lease.epoch) == ("trainer-b", 2)
     assert again.operation.started_at == lost.operation.started_at
 
@@ -225,7 +226,7 @@ async def test_a_released_session_is_free_at_once(bench: Bench) -> None:
 async def write_everything(bench: Bench, work: Work) -> list[type[BaseException] | None]:
     """Try every write of a trainer under ``work``'s lease; return what each raised."""
     raised: list[type[BaseException] | None] = []
-    for write in ("finish", "stage", "snapshot", "activity", "fail"):
+    for write in ("finish", "stage", "snapshot", "recovering", "begin", "fail"):
         try:
             async with bench.database.write() as unit:
                 at = bench.clock.now()
@@ -237,9 +238,11 @@ async def write_everything(bench: Bench, work: Work) -> list[type[BaseException]
                     case "stage":
                         await unit.work.stage(work.lease, work.operation, new_version(1), complete=True, at=at)
                     case "snapshot":
-                        await unit.work.snapshot_taken(work.lease, Snapshot(seq=1, location="s"))
-                    case "activity":
-                        await unit.work.set_activity(work.lease, Activity.RECOVERING)
+                        await unit.work.snapshot_taken(work.lease, Snapshot(seq=1, location="s"), made_with={})
+                    case "recovering":
+                        await unit.work.recovering(work.lease, seq=1, losses=0)
+                    case "begin":
+                        await unit.work.begin(work, rules=RULES, made_with={}, note=None)
                     case _:
                         await unit.work.fail_session(work.lease, "gone", at=at)
         except StaleLease as stale:
@@ -257,7 +260,7 @@ async def test_a_stale_lease_writes_nothing(bench: Bench) -> None:
     current = await bench.claimed("trainer-b")
     before = await bench.session(session)
 
-    assert await write_everything(bench, stale) == [StaleLease] * 5
+    assert await write_everything(bench, stale) == [StaleLease] * 6
 
     async with bench.database.read() as unit:
         facts = await unit.usage.of_source(stale.operation.id)
@@ -311,19 +314,100 @@ async def test_an_operation_waiting_for_the_gate_is_never_handed_out_again(bench
     assert (await bench.operation(work.operation.id)).status is Status.RUNNING
 
 
-async def test_recovering_is_what_the_trainer_says_and_ends_with_its_lease(bench: Bench) -> None:
+async def test_a_recovery_shows_how_far_it_is_until_the_operation_begins(bench: Bench) -> None:
     session = await bench.open()
     await bench.submit(session)
     work = await bench.claimed()
 
     async with bench.database.write() as unit:
-        await unit.work.set_activity(work.lease, Activity.RECOVERING)
+        await unit.work.recovering(work.lease, seq=7, losses=2)
     recovering = await bench.session(session)
-    async with bench.database.write() as unit:
-        await unit.work.set_activity(work.lease, Activity.ACTIVE)
+    await bench.begin(work)
     active = await bench.session(session)
 
-    assert (recovering.activity, active.activity) == (Activity.RECOVERING, Activity.ACTIVE)
+    assert (recovering.activity, recovering.recovery) == (Activity.RECOVERING, Recovery(seq=7, losses=2))
+    assert (active.activity, active.recovery) == (Activity.ACTIVE, None)
+
+
+async def test_a_recovery_whose_trainer_was_lost_is_known_to_the_next_one(bench: Bench) -> None:
+    await bench.submit(await bench.open())
+    work = await bench.claimed("trainer-a")
+    async with bench.database.write() as unit:
+        await unit.work.recovering(work.lease, seq=7, losses=2)
+    bench.clock.advance(LEASE_S)
+
+    assert (await bench.claimed("trainer-b")).session.recovery == Recovery(seq=7, losses=2)
+
+
+async def test_only_trainers_that_were_lost_while_they_ran_an_operation_count_against_it(bench: Bench) -> None:
+    session = await bench.open()
+    await bench.submit(session)
+    losses: list[int] = []
+    for begun in (False, True, False, True, False):
+        work = await bench.claimed()
+        losses.append(work.losses)
+        if begun:
+            await bench.begin(work)
+            await bench.begin(work)  # the answer to the first was lost
+        bench.clock.advance(LEASE_S)
+
+    assert losses == [0, 0, 1, 1, 2]
+
+
+async def test_an_operation_of_a_resident_session_begins_with_its_claim(bench: Bench) -> None:
+    session = await bench.open()
+    for _ in range(2):
+        await bench.submit(session)
+    await bench.run_one()
+    async with bench.database.write() as unit:
+        await unit.work.claim(
+            owner="trainer-a", base_model=BASE, lease_s=LEASE_S, at=bench.clock.now(), resident=[session.id]
+        )
+    again = await bench.claimed("trainer-a")  # the answer to that claim was lost: no trainer was
+    bench.clock.advance(LEASE_S)
+
+    assert again.losses == 0
+    assert (await bench.claimed("trainer-b")).losses == 1
+
+
+async def test_the_rules_of_the_first_run_stay(bench: Bench) -> None:
+    session = await bench.open()
+    for _ in range(2):
+        await bench.submit(session)
+    work = await bench.claimed()
+    await bench.begin(work)
+    await bench.finish(work)
+    work = await bench.claimed()
+    async with bench.database.write() as unit:
+        other = ComputeRules(threads=8, micro_batch_tokens=1)
+        await unit.work.begin(work, rules=other, made_with={"torch": "9"}, note="replayed with torch 9")
+    after = await bench.session(session)
+
+    assert (after.rules, after.made_with, after.replay_note) == (RULES, {"torch": "9"}, "replayed with torch 9")
+
+
+async def test_the_leases_of_a_dead_trainer_can_be_given_back_at_once(bench: Bench) -> None:
+    mine, others = await bench.open(), await bench.open()
+    for session in (mine, others):
+        await bench.submit(session)
+    await bench.claimed("dead")
+    await bench.claimed("alive")
+    async with bench.database.write() as unit:
+        owners = await unit.work.owners(BASE)
+        released = await unit.work.release_all("dead")
+
+    assert (sorted(owners), released) == (["alive", "dead"], 1)
+    work = await bench.claimed("trainer-b")
+    assert (work.session.id, work.lease.epoch) == (mine.id, 2)
+
+
+async def test_a_lease_from_before_the_clock_was_set_back_is_over_within_a_minute(bench: Bench) -> None:
+    session = await bench.open()
+    await bench.submit(session)
+    await bench.claimed("trainer-a")
+    bench.clock.advance(-3600)
+
+    assert (await bench.claimed("trainer-b")).lease.epoch == 2
 
 
 async def test_a_snapshot_is_where_the_next_trainer_starts(bench: Bench) -> None:
@@ -334,7 +418,7 @@ async def test_a_snapshot_is_where_the_next_trainer_starts(bench: Bench) -> None
     work = await bench.claimed()
     await bench.finish(work)
     async with bench.database.write() as unit:
-        await unit.work.snapshot_taken(work.lease, Snapshot(seq=2, location="snap-1"))
+        await unit.work.snapshot_taken(work.lease, Snapshot(seq=2, location="snap-1"), made_with={})
     bench.clock.advance(LEASE_S)
 
     assert (await bench.claimed("trainer-b")).session.snapshot == Snapshot(seq=2, location="snap-1")

@@ -88,6 +88,18 @@ async def test_a_child_that_keeps_dying_ends_everything_and_its_log_says_why(tmp
     assert [child.pid for child in supervisor.children] == [None, None]
 
 
+async def test_a_child_that_was_ready_before_is_never_given_up(tmp_path: Path) -> None:
+    supervisor = make(tmp_path, program("trainer", SERVE, tmp_path))
+    async with running(supervisor) as task:
+        child = supervisor.children[0]
+        for life in range(1, 6):  # give_up_after is 3, and none of these lives is a stable one
+            await until(lambda life=life: child.state is State.READY and child.starts == life)
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGKILL)
+        await until(lambda: child.starts == 6)
+        assert not task.done()
+
+
 async def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     supervisor = make(tmp_path, program("engine", SERVE_WITH_WORKER, tmp_path, stop_grace_s=0.2))
     async with running(supervisor) as task:

@@ -1,6 +1,7 @@
 """Lost trainers with the real backend on the real store: the recovered run has the bits of the uninterrupted one."""
 
 import pytest
+import torch
 
 from gateway.core.ids import SessionId
 from gateway.core.operations import Status
@@ -64,6 +65,25 @@ async def test_a_run_that_lost_its_trainers_ends_bit_equal(
     assert state_of(backend, session) == alone(make_backend(world.base), *RUN)
     expected = 5 * sum((24, 9, 17, 24))
     assert await world.trained_tokens() == expected
+
+
+async def test_a_session_keeps_its_rules_whatever_the_next_trainer_is_set_to(world: World) -> None:
+    session = await world.open(CONFIG)
+    await world.submit(session, *RUN[:5])
+    await drain(world.trainer(make_backend(world.base, micro_batch_tokens=64)))
+    world.clock.advance(LEASE_S + 1)
+    await world.submit(session, *RUN[5:])
+    await world.kernels.run(lambda: torch.set_num_threads(2))
+    other = make_backend(world.base, micro_batch_tokens=8192)
+    try:
+        await drain(world.trainer(other))
+        threads = await world.kernels.run(torch.get_num_threads)
+    finally:
+        await world.kernels.run(lambda: torch.set_num_threads(1))
+
+    assert state_of(other, session.id) == alone(make_backend(world.base, micro_batch_tokens=64), *RUN)
+    assert state_of(other, session.id) != alone(make_backend(world.base, micro_batch_tokens=8192), *RUN)
+    assert threads == 1
 
 
 async def test_a_load_is_part_of_a_replay(world: World) -> None:

@@ -12,7 +12,7 @@ from gateway.core.operations import Operation
 from gateway.core.payloads import Payload
 from gateway.core.principals import ALL_SCOPES, Key
 from gateway.core.scripted import read_fingerprint
-from gateway.core.sessions import Activity, LoraConfig, OrderRule, Session, SessionStatus
+from gateway.core.sessions import Activity, ComputeRules, LoraConfig, OrderRule, Session, SessionStatus
 from gateway.core.submission import submit
 from gateway.core.versions import Version, VersionKind
 from gateway.store import LocalArtifacts, SqlDatabase
@@ -23,6 +23,7 @@ from trainer.loop import Limits, Trainer
 from trainer.operation_log import OperationLog
 
 LEASE_S = 15.0
+RULES = ComputeRules(threads=1, micro_batch_tokens=1)
 
 
 class HandClock:
@@ -148,13 +149,28 @@ class World:
         versions = [version for version in await self.versions() if version.kind is VersionKind.ADAPTER]
         return self.fingerprint(versions[-1])
 
-    async def claim_and_vanish(self) -> None:
-        """Be a trainer that is lost right after its claim."""
+    async def claim_and_vanish(self, *, begin: bool = True) -> None:
+        """Be a trainer that is lost right after its claim, or after it began the operation."""
         self.trainers += 1
         async with self.database.write() as unit:
-            await unit.work.claim(
+            work = await unit.work.claim(
                 owner=f"lost-{self.trainers}", base_model=self.base.name, lease_s=LEASE_S, at=self.clock.now()
             )
+            assert work is not None
+            if begin:
+                await unit.work.begin(work, rules=RULES, made_with={"backend": "scripted"}, note=None)
+        self.clock.advance(LEASE_S + 1)
+
+    async def rebuild_and_vanish(self) -> None:
+        """Be a trainer that is lost while it rebuilds the session."""
+        self.trainers += 1
+        async with self.database.write() as unit:
+            work = await unit.work.claim(
+                owner=f"lost-{self.trainers}", base_model=self.base.name, lease_s=LEASE_S, at=self.clock.now()
+            )
+            assert work is not None
+            losses = 0 if work.session.recovery is None else work.session.recovery.losses + 1
+            await unit.work.recovering(work.lease, seq=0, losses=losses)
         self.clock.advance(LEASE_S + 1)
 
 

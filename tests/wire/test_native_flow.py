@@ -60,6 +60,8 @@ def test_a_new_session_reads_back_in_full(client: httpx.Client) -> None:
         "latest_version": None,
         "latest_version_id": None,
         "failure": None,
+        "recovered_seq": None,
+        "replay_note": None,
         "order": "strict",
     }
     assert created["model_package_group"] == created["id"]

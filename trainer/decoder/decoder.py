@@ -10,7 +10,7 @@ from torch import Tensor
 from trainer.decoder import lora as loras
 from trainer.decoder import weights
 from trainer.decoder.head import Head
-from trainer.decoder.plan import Ids, MicroBatch, plan_each
+from trainer.decoder.plan import Ids, MicroBatch, PlanSettings, plan_each
 from trainer.decoder.run import DecoderSettings, Logprobs, Model, Run, arrange
 
 
@@ -41,10 +41,17 @@ class LoraDecoder:
         return list(self.plan_each(sequences, targets))
 
     def plan_each(
-        self, sequences: Sequence[Tensor] | Sequence[Ids], targets: Sequence[int] | None = None
+        self,
+        sequences: Sequence[Tensor] | Sequence[Ids],
+        targets: Sequence[int] | None = None,
+        settings: PlanSettings | None = None,
     ) -> Iterator[MicroBatch]:
-        """As ``plan``, one micro-batch at a time; ``targets`` counts the log-probabilities asked of each sequence."""
-        return plan_each([np.asarray(sequence) for sequence in sequences], self.model.settings.plan, targets)
+        """As ``plan``, one micro-batch at a time; ``targets`` counts the log-probabilities asked of each sequence.
+
+        ``settings`` stand in the place of the decoder's own.
+        """
+        settings = settings or self.model.settings.plan
+        return plan_each([np.asarray(sequence) for sequence in sequences], settings, targets)
 
     def logprobs(
         self,

@@ -1,6 +1,6 @@
 """The trainer's side of the operation log: leases, claims and fenced writes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -9,7 +9,7 @@ from gateway.core.ids import OperationId, SessionId
 from gateway.core.operations import Operation, Progress
 from gateway.core.payloads import Payload
 from gateway.core.results import Outcome, SaveResult
-from gateway.core.sessions import Activity, Session, Snapshot
+from gateway.core.sessions import ComputeRules, Session, Snapshot
 from gateway.core.usage import UsageFact
 from gateway.core.versions import NewVersion
 
@@ -25,13 +25,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One operation to run now. ``attempts`` counts claims, this one included."""
+    """One operation to run now. ``losses`` counts the trainers that were lost while they ran it."""
 
     lease: Lease
     session: Session
     operation: Operation
     payload: Payload
-    attempts: int
+    losses: int
 
 
 class StaleLease(Exception):
@@ -41,12 +41,16 @@ class StaleLease(Exception):
 class WorkStore(Protocol):
     """The trainer's side of the log. Every write is fenced by the lease's epoch."""
 
-    async def claim(self, *, owner: str, base_model: str, lease_s: float, at: datetime) -> Work | None:
+    async def claim(
+        self, *, owner: str, base_model: str, lease_s: float, at: datetime, resident: Collection[SessionId] = ()
+    ) -> Work | None:
         """Lease the session that was served least recently among those with a ready operation, and start it.
 
         A session is free when nobody leases it, its lease has run out, or ``owner`` leases it (then the epoch stays).
         The ready operation is the one at ``applied_seq + 1`` (strict) or the lowest waiting one (ascending); one that
         a lost trainer left running is handed out again. The session's ``activity`` is as recorded.
+
+        The operation of a session among ``resident`` begins with the claim; for others ``begin`` says when.
         """
         ...
 
@@ -56,8 +60,26 @@ class WorkStore(Protocol):
 
     async def release(self, lease: Lease) -> None: ...
 
-    async def set_activity(self, lease: Lease, activity: Activity) -> None:
-        """Raises StaleLease."""
+    async def owners(self, base_model: str) -> Sequence[str]:
+        """Return who holds leases of live sessions."""
+        ...
+
+    async def release_all(self, owner: str) -> int:
+        """Give back every lease of an owner that is known to be dead; return how many there were."""
+        ...
+
+    async def recovering(self, lease: Lease, *, seq: int, losses: int) -> None:
+        """Show that the session is being rebuilt and has come to ``seq``. Raises StaleLease."""
+        ...
+
+    async def begin(self, work: Work, *, rules: ComputeRules, made_with: Mapping[str, str], note: str | None) -> None:
+        """The session is in memory and its operation starts now: from here on, a lost trainer counts against it.
+
+        Ends ``recovering``; records the session's ``rules`` unless they are, and what its replay was.
+
+        Raises:
+            StaleLease: nothing was written.
+        """
         ...
 
     async def set_progress(self, lease: Lease, operation_id: OperationId, progress: Progress) -> None:
@@ -93,7 +115,7 @@ class WorkStore(Protocol):
         """
         ...
 
-    async def snapshot_taken(self, lease: Lease, snapshot: Snapshot) -> None:
+    async def snapshot_taken(self, lease: Lease, snapshot: Snapshot, *, made_with: Mapping[str, str]) -> None:
         """Raises StaleLease."""
         ...
 

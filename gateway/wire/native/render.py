@@ -68,6 +68,8 @@ async def session_read(unit: UnitOfWork, session: Session) -> SessionRead:
         latest_version=None if latest is None else latest.address,
         latest_version_id=session.latest_version_id,
         failure=session.failure,
+        recovered_seq=None if session.recovery is None else session.recovery.seq,
+        replay_note=session.replay_note,
         order=session.order,
     )
 

@@ -137,6 +137,8 @@ class Session(_Read):
     optimizer_step: int
     latest_version: str | None = None
     failure: str | None = None
+    recovered_seq: int | None = None
+    replay_note: str | None = None
 
 
 class ModelPackage(_Read):

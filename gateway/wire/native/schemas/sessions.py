@@ -56,7 +56,11 @@ class LoraRead(Read):
 
 
 class SessionRead(Read):
-    """A session. ``expires_at`` moves on with every use."""
+    """A session. ``expires_at`` moves on with every use.
+
+    While ``activity`` is ``recovering``, ``recovered_seq`` says how far its state has been rebuilt. ``replay_note``
+    says that a rebuild ran with other versions of libraries than the first run, and with which.
+    """
 
     id: str
     name: str | None
@@ -75,6 +79,8 @@ class SessionRead(Read):
     latest_version: str | None
     latest_version_id: str | None
     failure: str | None
+    recovered_seq: int | None
+    replay_note: str | None
     order: str
 
 
