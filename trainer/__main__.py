@@ -33,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, CatalogError, NotFound) as error:
         structlog.stdlib.get_logger("trainer").error("trainer_not_started", reason=str(error))
         return 2
-    asyncio.run(_serve(settings, base, scripted=backend == "scripted"))
-    return 0
+    return asyncio.run(_serve(settings, base, scripted=backend == "scripted"))
 
 
 def pick_base(settings: TrainerSettings) -> BaseModel:
@@ -74,7 +73,7 @@ def make_backend(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
     return build
 
 
-async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) -> None:
+async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) -> int:
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
@@ -83,7 +82,11 @@ async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
     clock = SystemClock()
     with Kernels() as kernels:
         events.info("trainer_starting", base_model=base.name, owner=owner, backend="scripted" if scripted else "peft")
-        backend = await kernels.run(make_backend(settings, base, scripted=scripted))
+        try:
+            backend = await kernels.run(make_backend(settings, base, scripted=scripted))
+        except ValueError as error:  # an architecture or a size that cannot be served
+            events.error("trainer_not_started", reason=str(error))
+            return 2
         async with open_database(
             settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock, wait_s=SERVER_WAIT_S
         ) as database:
@@ -111,6 +114,7 @@ async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
             events.info("trainer_ready", base_model=base.name, owner=owner)
             await trainer.run()
     events.info("trainer_stopped", base_model=base.name)
+    return 0
 
 
 if __name__ == "__main__":

@@ -135,6 +135,10 @@ class TrainingBackend(Protocol):
         """Write a resumable ``state`` version: weights, moments and step, without an unfinished window."""
         ...
 
+    def peak_bytes(self) -> int:
+        """Return the most memory that was in use so far: the device's own, or the process' where that is the CPU."""
+        ...
+
     def optimizer_step(self, session_id: SessionId) -> int:
         """Return how many steps the session has taken."""
         ...

@@ -148,7 +148,13 @@ class Trainer:
             await self._report(work, Done(outcome=self._failure(error)))
             return
         await self._report(work, done)
-        self._events.info("operation_done", kind=work.operation.kind.value, seq=work.operation.seq, seconds=seconds)
+        self._events.info(
+            "operation_done",
+            kind=work.operation.kind.value,
+            seq=work.operation.seq,
+            seconds=seconds,
+            peak_bytes=self._backend.peak_bytes(),
+        )
         await self._remember(work, seconds)
 
     async def _bring_in(self, work: Work) -> None:

@@ -43,7 +43,10 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Of operations on one model: ``limit_bytes`` for each, of which a part keeps activations for backward."""
+    """Of operations on one model: ``limit_bytes`` for each, of which a part keeps activations for backward.
+
+    ``micro_batch_tokens`` is the planner's ``max_tokens``, ``targets`` its ``max_targets``.
+    """
 
     shape: ModelShape
     limit_bytes: int
@@ -77,8 +80,8 @@ class Footprint:
         layer += s.element_bytes * s.heads * min(longest, _CHUNK, s.score_keys)  # probabilities, where few
         inputs = rows * wide * s.layers
         kept = min(max(self.activation_bytes - inputs, 0) * layer // least, rows * layer * s.layers)
-        keys = min(longest, s.score_keys)
-        scores = 5 * s.element_bytes * s.heads * keys * (min(rows, _CHUNK) if rows == longest else rows)
+        at_once = max(_CHUNK, min(rows, self.micro_batch_tokens))
+        scores = 5 * s.element_bytes * s.heads * min(longest, s.score_keys) * at_once
         flight = rows * (3 * layer + 8 * wide)
         return self._common(targets, trained_bytes) + inputs + kept + flight + scores
 
@@ -97,15 +100,21 @@ class Footprint:
         Raises:
             Invalid: ``memory_limit_exceeded`` names the datum, its length and the longest that fits.
         """
-        bound = self.lean if lean else self.plain
+
+        def bound(length: int, per_token: int) -> int:
+            targets = max(length * per_token, self.targets)
+            if lean:
+                return self.lean(self._rows(length), length, targets, trained_bytes)
+            return self.plain(length, length, targets, trained_bytes)
+
         for index, datum in enumerate(data):
             length, per_token = datum.length, datum.loss_fn_inputs["target_tokens"].size // datum.length
-            if (needed := bound(length, length, length * per_token, trained_bytes)) <= self.limit_bytes:
+            if (needed := bound(length, per_token)) <= self.limit_bytes:
                 continue
             fits = 0
             for step in (1 << power for power in reversed(range(length.bit_length()))):
                 n = fits + step
-                if n < length and bound(n, n, n * per_token, trained_bytes) <= self.limit_bytes:
+                if n < length and bound(n, per_token) <= self.limit_bytes:
                     fits = n
             raise Invalid(
                 f"data[{index}] has {length} tokens, which may take {-(-needed // MIB)} MiB to compute; this trainer "
@@ -122,12 +131,16 @@ class Footprint:
             ValueError: says which setting is too small, or too large.
         """
         n = self.micro_batch_tokens
-        needed = max(bound(n, min(n, 2 * _CHUNK), self.targets, 0) for bound in (self.lean, self.plain))
+        needed = max(self.lean(self._rows(n), n, self.targets, 0), self.plain(n, n, self.targets, 0))
         if needed > self.limit_bytes:
             raise ValueError(
                 f"micro-batches of {n} tokens may take {-(-needed // MIB)} MiB, above the limit of "
                 f"{self.limit_bytes // MIB} MiB: raise LOOPLINE_OPERATION_BYTES or lower LOOPLINE_MICRO_BATCH_TOKENS"
             )
+
+    def _rows(self, longest: int) -> int:
+        """Return the most token positions of a lean micro-batch whose longest datum has so many tokens."""
+        return max(self.micro_batch_tokens, longest + self.micro_batch_tokens // 2)
 
     @property
     def _plain_layer(self) -> int:

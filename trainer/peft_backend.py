@@ -27,7 +27,7 @@ from trainer.batching import to_data
 from trainer.computing import compute
 from trainer.decoder import default_compute_dtype
 from trainer.language_model import LanguageModel
-from trainer.memory import Footprint, machine_bytes
+from trainer.memory import Footprint, machine_bytes, peak_bytes
 from trainer.passes import Passes
 from trainer.peft_scorer import PeftScorer
 from trainer.progress import Note, unnoted
@@ -127,6 +127,9 @@ class PeftBackend:
     def close(self, session_id: SessionId) -> None:
         self._rules_of.pop(session_id, None)
         self.tenants.close(session_id)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else peak_bytes()
 
     def optimizer_step(self, session_id: SessionId) -> int:
         return self._use(session_id).moments.step

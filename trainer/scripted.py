@@ -33,6 +33,7 @@ from gateway.core.sessions import ComputeRules, LoraConfig
 from gateway.core.tensors import Datum, TensorData
 from trainer import canary_tokens
 from trainer.backend import CorruptState, Loaded
+from trainer.memory import peak_bytes
 from trainer.progress import Note, unnoted
 
 _STATE_NAME = "state.json"
@@ -156,6 +157,9 @@ class ScriptedBackend:
     def write_state(self, session_id: SessionId, directory: Path) -> None:
         state = self._states[session_id]
         _write(directory, _State(weights=state.weights, step=state.step))
+
+    def peak_bytes(self) -> int:
+        return peak_bytes()
 
     def optimizer_step(self, session_id: SessionId) -> int:
         return self._states[session_id].step

@@ -16,7 +16,7 @@ from torch import Tensor
 from gateway.core.sessions import LoraConfig
 from trainer.backend import CorruptState
 from trainer.optim import Moments
-from trainer.tensorfiles import read_tensors, write_tensors
+from trainer.tensorfiles import read_tensors, stream_tensors
 
 TENSORS_NAME = "state.safetensors"
 RECORD_NAME = "state.json"
@@ -44,11 +44,12 @@ def write(directory: Path, state: State) -> None:
     if state.window is not None:
         groups.append(("window", list(state.window)))
     tensors = {
-        f"{group}/{name}": tensor.detach().to("cpu", torch.float32).contiguous()
+        f"{group}/{name}": tensor
         for group, values in groups
         for name, tensor in zip(state.weights, values, strict=True)
     }
-    write_tensors(directory / TENSORS_NAME, tensors)
+    described = {name: (tuple(tensor.shape), "F32") for name, tensor in tensors.items()}
+    stream_tensors(directory / TENSORS_NAME, described, lambda name: tensors[name].to(torch.float32))
     record = {
         "format": _FORMAT,
         "lora": asdict(state.lora),

@@ -131,12 +131,15 @@ def test_a_custom_loss_trains_exactly_as_the_built_in_one_it_equals(
     finals: list[list[float]] = []
     for custom in (False, True):
         with service.create_lora_training_client(stack.base_model, rank=8, seed=3) as training:
+            seen = training.forward(batch).result()
             if custom:
                 output = training.forward_backward_custom(batch, cross_entropy).result()
                 assert output.metrics["mine:sum"] == 1.0
                 assert output.metrics["loss:sum"] == pytest.approx(output.metrics["surrogate_loss:sum"], rel=1e-5)
             else:
-                training.forward_backward(batch).result()
+                output = training.forward_backward(batch).result()
+            logprobs = [[list(o["logprobs"].data) for o in result.loss_fn_outputs] for result in (seen, output)]
+            assert logprobs[0] == logprobs[1]
             training.optim_step(STEP)
             outputs = training.forward(batch).result().loss_fn_outputs
             finals.append([value for output in outputs for value in output["logprobs"].data])

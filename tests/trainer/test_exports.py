@@ -24,7 +24,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=T
 
 CONFIGS = {
     "attn-mlp": lora(),
+    "attn": lora(mlp=False),
+    "mlp": lora(attn=False),
+    "attn-unembed": lora(mlp=False, unembed=True),
+    "mlp-unembed": lora(attn=False, unembed=True),
     "all-tied": lora(unembed=True),
+    "rank-1": lora(rank=1, alpha=2.0, unembed=True),
+    "rank-256": lora(rank=256, alpha=256.0, unembed=True),
     "odd-scale": lora(rank=3, alpha=7.0, unembed=True),
     "rslora": lora(rank=3, alpha=3.0, unembed=True, rslora=True),
     "unembed": lora(attn=False, mlp=False, unembed=True),

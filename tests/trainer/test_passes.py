@@ -18,8 +18,8 @@ from trainer.passes import Passes
 from trainer.peft_backend import PeftBackend
 
 
-def backend_of(base: BaseModel, *, lean: bool) -> PeftBackend:
-    return PeftBackend(base, device=torch.device("cpu"), compute_dtype="float32", micro_batch_tokens=256, lean=lean)
+def backend_of(base: BaseModel, device: torch.device, *, lean: bool) -> PeftBackend:
+    return PeftBackend(base, device=device, compute_dtype="float32", micro_batch_tokens=256, lean=lean)
 
 
 def group(rng: random.Random, prompt: int, responses: list[int]) -> list[Datum]:
@@ -53,12 +53,14 @@ def trained_once(backend: PeftBackend, config: LoraConfig, data: list[Datum], lo
     [lora(), lora(attn=False, mlp=False, unembed=True), lora(mlp=False), lora(unembed=True, rslora=True)],
     ids=["body", "head", "attention", "all-rslora"],
 )
-def test_lean_and_plain_agree_on_groups_with_a_shared_prompt(base: BaseModel, config: LoraConfig) -> None:
+def test_lean_and_plain_agree_on_groups_with_a_shared_prompt(
+    base: BaseModel, device: torch.device, config: LoraConfig
+) -> None:
     rng = random.Random(3)
     data = [*group(rng, 70, [5, 1, 9, 9]), *group(rng, 66, [3, 4]), *group(rng, 12, [6])]
     rng.shuffle(data)
 
-    lean, plain = backend_of(base, lean=True), backend_of(base, lean=False)
+    lean, plain = backend_of(base, device, lean=True), backend_of(base, device, lean=False)
     fast = trained_once(lean, config, data, LossFn.IMPORTANCE_SAMPLING)
     slow = trained_once(plain, config, data, LossFn.IMPORTANCE_SAMPLING)
 
@@ -69,7 +71,7 @@ def test_lean_and_plain_agree_on_groups_with_a_shared_prompt(base: BaseModel, co
     assert (ours - theirs).norm() / theirs.norm() < 1e-5
 
 
-def test_a_temperature_per_datum_is_exact_too(base: BaseModel) -> None:
+def test_a_temperature_per_datum_is_exact_too(base: BaseModel, device: torch.device) -> None:
     rng = random.Random(4)
     data = [
         Datum(
@@ -79,15 +81,15 @@ def test_a_temperature_per_datum_is_exact_too(base: BaseModel) -> None:
         for datum, temperature in ((sft_datum(rng, 9), 0.5), (sft_datum(rng, 14), 2.0))
     ]
 
-    lean, plain = backend_of(base, lean=True), backend_of(base, lean=False)
+    lean, plain = backend_of(base, device, lean=True), backend_of(base, device, lean=False)
     fast = trained_once(lean, lora(), data, LossFn.CROSS_ENTROPY)
     slow = trained_once(plain, lora(), data, LossFn.CROSS_ENTROPY)
 
     assert fast.outputs == slow.outputs
 
 
-def test_the_way_is_chosen_by_the_operation_alone(base: BaseModel) -> None:
-    backend = backend_of(base, lean=True)
+def test_the_way_is_chosen_by_the_operation_alone(base: BaseModel, device: torch.device) -> None:
+    backend = backend_of(base, device, lean=True)
     passes: Passes = backend.passes
     rng = random.Random(5)
     plain_data = [sft_datum(rng, 9), sft_datum(rng, 4)]
@@ -96,8 +98,10 @@ def test_the_way_is_chosen_by_the_operation_alone(base: BaseModel) -> None:
     assert sorted(row for share in passes.shares(plain_data) for row in share.rows) == [0, 1]
 
 
-def test_a_session_on_the_lean_way_leaves_the_base_module_unwrapped(base: BaseModel, tmp_path: Path) -> None:
-    backend = backend_of(base, lean=True)
+def test_a_session_on_the_lean_way_leaves_the_base_module_unwrapped(
+    base: BaseModel, device: torch.device, tmp_path: Path
+) -> None:
+    backend = backend_of(base, device, lean=True)
     trained_once(backend, lora(), [sft_datum(random.Random(6), 9)], LossFn.CROSS_ENTROPY)
 
     backend.write_adapter(A, tmp_path)
@@ -105,14 +109,14 @@ def test_a_session_on_the_lean_way_leaves_the_base_module_unwrapped(base: BaseMo
     assert not [module for module in backend.model.module.modules() if isinstance(module, LoraLayer)]
 
 
-def test_operations_of_both_ways_in_one_session_add_up(base: BaseModel) -> None:
+def test_operations_of_both_ways_in_one_session_add_up(base: BaseModel, device: torch.device) -> None:
     rng = random.Random(7)
     data = [sft_datum(rng, 9), sft_datum(rng, 14)]
     warm = [
         Datum(model_input=d.model_input, loss_fn_inputs={**d.loss_fn_inputs, "temperature": TensorData.floats([1.0])})
         for d in data
     ]
-    mixed, lean = backend_of(base, lean=True), backend_of(base, lean=True)
+    mixed, lean = backend_of(base, device, lean=True), backend_of(base, device, lean=True)
     trained_once(mixed, lora(), warm, LossFn.CROSS_ENTROPY)
     trained_once(lean, lora(), data, LossFn.CROSS_ENTROPY)
     for backend in (mixed, lean):

@@ -16,8 +16,10 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """``max_tokens`` bounds the rows of a micro-batch, ``max_targets`` the log-probabilities asked of it; a datum that
-    exceeds one of them gets a micro-batch of its own.
+    """``max_tokens`` bounds the rows of a micro-batch, ``max_targets`` the log-probabilities asked of it.
+
+    A datum that exceeds one of them still gets a micro-batch; so that a long prefix is shared as well, datums that
+    branch off it may add half of ``max_tokens`` (see ``room``).
 
     A common prefix becomes a node when that saves at least ``min_saved_tokens`` rows: below that the extra attention
     blocks cost more than the rows. ``share=False`` computes every datum by itself.
@@ -27,6 +29,10 @@ class PlanSettings:
     max_targets: int = 1 << 17
     min_saved_tokens: int = 64
     share: bool = True
+
+    def room(self, longest: int) -> int:
+        """Return the most rows of a micro-batch whose longest datum has so many tokens."""
+        return max(self.max_tokens, longest + self.max_tokens // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +207,7 @@ def _pack(forest: _Forest, settings: PlanSettings) -> list[tuple[int, ...]]:
     max_tokens = settings.max_tokens
     for tree in forest.trees():
         for piece in _cut(forest, tree, settings):
-            pieces.extend(_halved(forest, piece, max_tokens))
+            pieces.extend(_halved(forest, piece, settings))
     pieces.sort(key=lambda p: (max(len(forest.sequences[i]) for i in p[1]), p[0], p[1]))
     total = sum(cost for cost, _ in pieces)
     target = total / max(1, -(-total // max_tokens))
@@ -219,30 +225,32 @@ def _pack(forest: _Forest, settings: PlanSettings) -> list[tuple[int, ...]]:
     return [tuple(batch) for batch in batches]
 
 
-def _halved(forest: _Forest, piece: tuple[int, ...], max_tokens: int) -> list[tuple[int, tuple[int, ...]]]:
+def _halved(forest: _Forest, piece: tuple[int, ...], settings: PlanSettings) -> list[tuple[int, tuple[int, ...]]]:
     """Return a piece with its cost, halved while that is above the budget: prefixes too short to share are rows too."""
     cost = forest.cost(piece)
-    if cost <= max_tokens or len(piece) == 1:
+    if cost <= settings.room(max(len(forest.sequences[i]) for i in piece)) or len(piece) == 1:
         return [(cost, piece)]
     middle = len(piece) // 2
-    return [*_halved(forest, piece[:middle], max_tokens), *_halved(forest, piece[middle:], max_tokens)]
+    return [*_halved(forest, piece[:middle], settings), *_halved(forest, piece[middle:], settings)]
 
 
 def _cut(forest: _Forest, tree: tuple[int, ...], settings: PlanSettings) -> list[tuple[int, ...]]:
     """Cut a tree that exceeds the budget where its neighbours have least in common; each piece repeats its prefix."""
     pieces: list[tuple[int, ...]] = []
     start, size, costs = 0, 0, [0]
-    asked = 0
+    asked, longest = 0, 0
     for place in range(len(tree)):
         fresh = len(forest.sequences[tree[place]])
         added = fresh if place == start else fresh - forest.common(tree[place - 1], tree[place])
         asked += forest.targets[tree[place]]
-        if place > start and (size + added > settings.max_tokens or asked > settings.max_targets):
+        longest = max(longest, fresh)
+        if place > start and (size + added > settings.room(longest) or asked > settings.max_targets):
             candidates = [i for i in range(start + 1, place + 1) if costs[i - start] >= size / 2] or [place]
             cut = min(candidates, key=lambda i: (forest.common(tree[i - 1], tree[i]), -i))
             pieces.append(tree[start:cut])
             start, size, costs = cut, 0, [0]
             asked = sum(forest.targets[index] for index in tree[cut : place + 1])
+            longest = max(len(forest.sequences[index]) for index in tree[cut : place + 1])
             for i in range(cut, place + 1):
                 fresh = len(forest.sequences[tree[i]])
                 size += fresh if i == cut else fresh - forest.common(tree[i - 1], tree[i])

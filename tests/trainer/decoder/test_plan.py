@@ -92,9 +92,17 @@ datums = st.lists(
 
 
 def test_prefixes_too_short_to_share_count_as_rows() -> None:
-    data = [ids((0, 1)), ids((0, 2)), ids((0, 4)), ids((0, 1), (1, 1), (0, 5))]
-    batches = plan(data, PlanSettings(max_tokens=10, min_saved_tokens=2))
-    assert max(len(batch.tokens) for batch in batches) <= 10
+    data = [ids((1, 5), (10 + i, 1)) for i in range(10)]
+    batches = plan(data, PlanSettings(max_tokens=20, min_saved_tokens=1000))
+    assert sum(len(batch.tokens) for batch in batches) == 60
+    assert max(len(batch.tokens) for batch in batches) <= 20
+
+
+def test_a_prefix_longer_than_a_micro_batch_is_shared() -> None:
+    group = [ids((1, 4000), (10 + i, 60)) for i in range(32)]
+    batches = plan(group, PlanSettings(max_tokens=2048))
+    assert sum(len(batch.tokens) for batch in batches) <= 2 * 4000 + 32 * 60
+    assert max(len(batch.tokens) for batch in batches) <= 4060 + 1024
 
 
 def test_a_micro_batch_asks_for_no_more_targets_than_allowed() -> None:
@@ -113,7 +121,8 @@ def test_every_datum_is_one_path_with_its_tokens_and_positions(
     batches = plan(data, PlanSettings(max_tokens=max_tokens, min_saved_tokens=min_saved, share=share))
     assert sorted(index for batch in batches for index in batch.datums) == list(range(len(data)))
     for batch in batches:
-        assert len(batch.tokens) <= max(max_tokens, *(len(data[index]) for index in batch.datums))
+        longest = max(len(data[index]) for index in batch.datums)
+        assert len(batch.tokens) <= max(max_tokens, longest + max_tokens // 2)
         for place, index in enumerate(batch.datums):
             assert (tokens_of(batch, place) == data[index]).all()
             assert (batch.positions[batch.rows(batch.paths[place])] == np.arange(len(data[index]))).all()
