@@ -62,8 +62,8 @@ def _canonical(value: float) -> float:
 _ADAM_FIELDS = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
 
 
-def decode_payload(record: bytes) -> Payload:
-    """Read what ``encode_payload`` wrote.
+def decode_payload(record: bytes | memoryview) -> Payload:
+    """Read what ``encode_payload`` wrote. Its tensors are views of ``record``.
 
     Raises:
         CorruptRecord: the bytes are something else.

@@ -26,7 +26,7 @@ class Writer:
     """Builds one record: collects tensors beside the JSON that refers to them by order."""
 
     def __init__(self) -> None:
-        self.tensors: list[bytes] = []
+        self.tensors: list[bytes | memoryview] = []
 
     def tensor(self, tensor: TensorData) -> list[Any]:
         self.tensors.append(tensor.data)
@@ -41,7 +41,7 @@ class Writer:
 
 
 @contextmanager
-def reading(record: bytes) -> Generator["Reader"]:
+def reading(record: bytes | memoryview) -> Generator["Reader"]:
     """Read one whole record; whatever does not fit makes it a corrupt one."""
     try:
         reader = Reader(record)
@@ -54,13 +54,13 @@ def reading(record: bytes) -> Generator["Reader"]:
 
 
 class Reader:
-    """Hands the tensors back in the order they were written."""
+    """Hands the tensors back in the order they were written, as views of the record: nothing is copied."""
 
-    def __init__(self, record: bytes) -> None:
+    def __init__(self, record: bytes | memoryview) -> None:
         if record[:4] != _MAGIC:
             raise CorruptRecord("record does not start with LPC1")
         (length,) = struct.unpack_from("<I", record, 4)
-        self.header: dict[str, Any] = json.loads(record[8 : 8 + length])
+        self.header: dict[str, Any] = json.loads(bytes(record[8 : 8 + length]))
         self._record = memoryview(record)
         self._at = 8 + length
 
@@ -73,7 +73,7 @@ class Reader:
         size = dtype.size_bytes
         for extent in shape:
             size *= extent
-        data = bytes(self._record[self._at : self._at + size])
+        data = self._record[self._at : self._at + size]
         self._at += size
         return TensorData(dtype=dtype, shape=shape, data=data)
 

@@ -32,11 +32,14 @@ class DType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorData:
-    """A dense array: ``data`` holds ``prod(shape)`` elements, row-major, little-endian."""
+    """A dense array: ``data`` holds ``prod(shape)`` elements, row-major, little-endian.
+
+    ``data`` may be a view of a record that is not in memory as a whole.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
-    data: bytes = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
 
     def __post_init__(self) -> None:
         want = math.prod(self.shape) * self.dtype.size_bytes

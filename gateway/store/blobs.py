@@ -5,8 +5,10 @@ A file each would undo the group commit; a large row would bloat the database.
 
 import asyncio
 import hashlib
+import mmap
 import os
 import secrets
+import sys
 from pathlib import Path
 
 from sqlalchemy import and_, select
@@ -50,6 +52,9 @@ class SqlBlobStore:
         return digest
 
     async def get(self, project_id: ProjectId, digest: str) -> bytes:
+        return bytes(await self._view(project_id, digest))
+
+    async def _view(self, project_id: ProjectId, digest: str) -> bytes | memoryview:
         require_id(digest, "blob")
         row = await self._transaction.first(
             select(blobs.c.content).where(and_(blobs.c.project_id == project_id, blobs.c.digest == digest))
@@ -58,7 +63,7 @@ class SqlBlobStore:
             raise missing("blob", digest)
         if row["content"] is not None:
             return bytes(row["content"])
-        return await asyncio.to_thread(read_blob_file, self._transaction.blob_dir, project_id, digest)
+        return await asyncio.to_thread(map_blob_file, self._transaction.blob_dir, project_id, digest)
 
     async def put_payload(self, project_id: ProjectId, payload: Payload) -> str:
         content = encode_payload(payload)
@@ -66,7 +71,7 @@ class SqlBlobStore:
         return await self.put(project_id, content)
 
     async def get_payload(self, project_id: ProjectId, digest: str) -> Payload:
-        return decode_payload(await self.get(project_id, digest))
+        return decode_payload(await self._view(project_id, digest))
 
 
 def write_blob_file(root: Path, project_id: ProjectId, content: bytes) -> str:
@@ -86,19 +91,24 @@ def write_blob_file(root: Path, project_id: ProjectId, content: bytes) -> str:
     return digest
 
 
-def read_blob_file(root: Path, project_id: ProjectId, digest: str) -> bytes:
-    """Return the content of a blob file.
+def map_blob_file(root: Path, project_id: ProjectId, digest: str) -> memoryview:
+    """Return the content of a blob file, mapped: the system reads and drops its pages as they are used.
+
+    The view stays good when the file is deleted. Blob files are never changed in place.
 
     Raises:
         CorruptRecord: the file is gone or is not what was stored.
     """
     try:
-        content = _blob_path(root, project_id, digest).read_bytes()
-    except FileNotFoundError:
-        raise CorruptRecord(f"the file of blob {digest} is gone") from None
-    if hashlib.sha256(content).hexdigest() != digest:
+        with _blob_path(root, project_id, digest).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (FileNotFoundError, ValueError):  # ValueError: an empty file
+        raise CorruptRecord(f"the file of blob {digest} is gone or empty") from None
+    if hashlib.sha256(mapped).hexdigest() != digest:
         raise CorruptRecord(f"the file of blob {digest} was changed")
-    return content
+    if sys.platform == "linux":
+        mapped.madvise(mmap.MADV_DONTNEED)  # hashing has brought in every page
+    return memoryview(mapped)
 
 
 def _blob_path(root: Path, project_id: ProjectId, digest: str) -> Path:

@@ -2,13 +2,16 @@
 
 import asyncio
 import hashlib
+import mmap
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from gateway.core.codec import encode_payload
 from gateway.core.errors import NotFound
 from gateway.core.ids import KeyId, new_key_id, new_sample_id
+from gateway.core.payloads import ForwardBackward
 from gateway.core.ports import StoredSample
 from gateway.core.principals import ALL_SCOPES, Key, Scope
 from gateway.core.records import CorruptRecord
@@ -93,6 +96,27 @@ async def test_one_large_blob_raced_by_many_is_stored_once(bench: Bench, tmp_pat
 
     assert len(set(await asyncio.gather(*(put() for _ in range(8))))) == 1
     assert len(blob_files(tmp_path)) == 1
+
+
+async def test_a_large_payload_is_a_view_of_its_file_and_outlives_it(bench: Bench, tmp_path: Path) -> None:
+    """Its tensors are mapped, so that a body of any size is in memory a few pages at a time."""
+    payload = forward_backward(tokens=40_000)
+    async with bench.database.write() as unit:
+        digest = await unit.blobs.put_payload(bench.project_id, payload)
+    (path,) = blob_files(tmp_path)
+
+    async with bench.database.read() as unit:
+        found = await unit.blobs.get_payload(bench.project_id, digest)
+
+    assert isinstance(found, ForwardBackward)
+    for datum in found.data:
+        for tensor in (datum.model_input, *datum.loss_fn_inputs.values()):
+            assert isinstance(tensor.data, memoryview)
+            assert isinstance(tensor.data.obj, mmap.mmap)
+            assert tensor.data.readonly
+    path.unlink()
+    assert found == payload
+    assert encode_payload(found) == encode_payload(payload)
 
 
 async def test_a_payload_comes_back_equal(bench: Bench) -> None:
