@@ -6,6 +6,7 @@ import time
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "X-Request-Id"
@@ -43,6 +44,8 @@ class RequestEdge:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self._app(scope, receive, send_with_id)
+            except ClientDisconnect:
+                self._log.info("client left before its request was complete", path=scope["path"])
             except Exception:
                 # The dialect has already answered in its own shape; the traceback belongs to us alone.
                 self._log.exception("request failed", method=scope["method"], path=scope["path"])

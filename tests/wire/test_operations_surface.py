@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -137,3 +139,21 @@ def test_a_wrong_file_stops_the_start_and_is_named(
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_client_that_leaves_before_its_request_is_complete_is_no_failure(gateway: Gateway, session: str) -> None:
+    address = httpx.URL(gateway.url)
+    head = (
+        f"POST /training/v1/sessions/{session}/forward HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+        f"Authorization: Bearer {gateway.keys.owner}\r\nContent-Type: application/json\r\nX-Request-Id: leaver\r\n\r\n"
+    )
+    with socket.create_connection((address.host, address.port or 0)) as client:
+        client.sendall(head.encode() + b'{"data": [')
+
+    def events() -> list[dict[str, object]]:
+        lines = [json.loads(line) for line in gateway.log.read_text().splitlines() if '"leaver"' in line]
+        return [line for line in lines if line["event"] != "request"]
+
+    while not events():
+        time.sleep(0.01)
+    assert [event["level"] for event in events()] == ["info"]
