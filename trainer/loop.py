@@ -235,7 +235,7 @@ class Trainer:
         resident.applied_seq = work.operation.seq
         if isinstance(work.payload, ForwardBackward | OptimStep | LoadState):
             resident.replay_s += seconds
-        if resident.replay_s > self._limits.snapshot_after_s or isinstance(work.payload, SaveState):
+        if isinstance(work.payload, SaveState) or resident.needs_snapshot(self._limits.snapshot_after_s):
             await self._snapshot(resident)
 
     async def _snapshot(self, resident: Resident) -> None:
@@ -243,13 +243,14 @@ class Trainer:
         previous, lease, seq = resident.snapshot, resident.lease, resident.applied_seq
         if previous is not None and previous.seq == seq:
             return
+        started = perf_counter()
         try:
             snapshot = await self._kernels.run(lambda: write_snapshot(self._artifacts, self._backend, lease, seq))
         except OSError as error:
             self._events.error("snapshot_failed", session_id=lease.session_id, exc_info=error)
             return
         await self._log.snapshot_taken(lease, snapshot, self._backend.made_with)
-        resident.snapshot, resident.replay_s = snapshot, 0.0
+        resident.snapshot, resident.replay_s, resident.snapshot_s = snapshot, 0.0, perf_counter() - started
         if previous is not None and previous.location != snapshot.location:
             await self._kernels.run(lambda: self._artifacts.remove(previous.location))
 

@@ -8,14 +8,26 @@ from gateway.core.ports import Lease
 from gateway.core.sessions import Snapshot
 
 
+SNAPSHOT_PAYS_AFTER = 50  # a snapshot is worth its write when a replay would take this many times as long: 2 %
+_FIRST_SNAPSHOT_S = 0.1
+
+
 @dataclass(slots=True, kw_only=True)
 class Resident:
-    """``applied_seq`` is what memory holds; ``replay_s`` what it would take to rebuild that from ``snapshot``."""
+    """``applied_seq`` is what memory holds; ``replay_s`` what it would take to rebuild that from ``snapshot``.
+
+    ``snapshot_s`` is how long writing a snapshot takes; a guess before the first.
+    """
 
     lease: Lease
     applied_seq: int
     snapshot: Snapshot | None
     replay_s: float = 0.0
+    snapshot_s: float = _FIRST_SNAPSHOT_S
+
+    def needs_snapshot(self, most_s: float) -> bool:
+        """Whether rebuilding would take longer than ``most_s``, or long compared with what a snapshot costs."""
+        return self.replay_s > min(most_s, SNAPSHOT_PAYS_AFTER * self.snapshot_s)
 
 
 class Residents:
