@@ -7,7 +7,6 @@ from gateway.core.ids import SessionId
 from gateway.core.ports import Lease
 from gateway.core.sessions import Snapshot
 
-
 SNAPSHOT_PAYS_AFTER = 50  # a snapshot is worth its write when a replay would take this many times as long: 2 %
 _FIRST_SNAPSHOT_S = 0.1
 

@@ -23,9 +23,7 @@ class TrainerSettings(Places):
     )
     lease_s: float = Field(default=15.0, gt=0, description="How long a lost trainer's sessions stay unserved")
     heartbeat_s: float = Field(default=2.0, gt=0, description="How often leases are renewed")
-    snapshot_after_s: float = Field(
-        default=20.0, gt=0, description="Longest replay; where snapshots are cheap they come sooner"
-    )
+    snapshot_after_s: float = Field(default=20.0, gt=0, description="Longest replay; cheap snapshots come sooner")
     max_on_device: int = Field(default=16, ge=1, description="Sessions on the device; more of them wait on the host")
     max_resident: int = Field(default=16, ge=1, description="Sessions in memory; others wait parked on disk")
 

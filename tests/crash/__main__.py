@@ -1,5 +1,7 @@
 """``python -m tests.crash SUITE``; ``make`` has a target for each."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -104,4 +106,5 @@ def recovering(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # leave nothing behind
     app()
