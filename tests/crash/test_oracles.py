@@ -16,8 +16,9 @@ from tests.crash.plan import Plan, draw_plan
 from tests.crash.processes import Setting
 from tests.tiny_model import cached_tiny_model
 
-STEP = "(SELECT id FROM operations WHERE kind = 'optim_step' AND status = 'completed' LIMIT 1)"
-PASS = "(SELECT id FROM operations WHERE kind = 'forward_backward' AND status = 'completed' LIMIT 1)"
+LAST = "AND status = 'completed' ORDER BY session_id, seq DESC LIMIT 1"
+STEP = f"(SELECT id FROM operations WHERE kind = 'optim_step' {LAST})"
+PASS = f"(SELECT id FROM operations WHERE kind = 'forward_backward' {LAST})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ def test_a_clean_run_has_no_violation(finished: Finished) -> None:
         (f"UPDATE operations SET seq = seq + 1000 WHERE id = {STEP}", "which has seq"),
         (f"UPDATE operations SET kind = 'load_state' WHERE id = {STEP}", "was submitted as optim_step"),
         (f"UPDATE operations SET status = 'failed' WHERE id = {PASS}", "is failed, must be completed"),
-        (f"UPDATE operations SET started_at = started_at - 10000000 WHERE id = {PASS} AND seq > 1", "started before"),
+        (f"UPDATE operations SET started_at = started_at - 10000000 WHERE id = {PASS}", "started before"),
         (f"UPDATE usage_facts SET quantity = 2 * quantity WHERE source = {PASS}", "billed"),
         (f"DELETE FROM usage_facts WHERE source = {PASS}", "billed {} for"),
         (f"INSERT INTO usage_facts SELECT {STEP}, meter, 1, project_id, key_id, session_id, version_id, base_model, at"

@@ -75,9 +75,14 @@ def _session(connection: Connection, plan: SessionPlan, history: History) -> lis
     session = sessions[0]
     operations = rows(connection, "SELECT * FROM operations WHERE session_id = :id ORDER BY seq", id=session["id"])
     facts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for fact in rows(connection, "SELECT * FROM usage_facts WHERE session_id = :id", id=session["id"]):
+    for fact in rows(connection, "SELECT * FROM usage_facts WHERE source LIKE 'op-%'"):
         facts[fact["source"]].append(fact)
-    found: list[str] = []
+    found = [
+        f"{plan.name}/{operation['seq']}: billed to session {fact['session_id']}"
+        for operation in operations
+        for fact in facts[operation["id"]]
+        if fact["session_id"] != session["id"]
+    ]
     if [operation["seq"] for operation in operations] != [step.seq for step in plan.steps]:
         found.append(f"{plan.name}: seqs {[operation['seq'] for operation in operations]}")
     for step, operation in zip(plan.steps, operations, strict=False):
