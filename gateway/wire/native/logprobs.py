@@ -14,7 +14,7 @@ from gateway.core.validation import check_tokens
 from gateway.wire.deps import ScoreFuturesDep
 from gateway.wire.metering import cost_nanos
 from gateway.wire.native.render import usage_read, version_address, version_id
-from gateway.wire.native.sampling import Resolve, SamplerDep, asked_for
+from gateway.wire.native.sampling import Resolve, Sampler, SamplerDep, asked_for
 from gateway.wire.native.schemas.sampling import FreeLogprobsCreate, LogprobsCreate, LogprobsRead
 from gateway.wire.native.sessions import OwnSession
 from gateway.wire.routes import DialectRoute
@@ -65,7 +65,7 @@ async def logprobs_freely(sampler: SamplerDep, scorer: ScorerDep, body: FreeLogp
 
 
 async def _answer(
-    sampler: SamplerDep,
+    sampler: Sampler,
     scorer: Scorer,
     asked: str,
     body: LogprobsCreate,
@@ -84,7 +84,7 @@ async def _answer(
 
 
 async def _computed(
-    sampler: SamplerDep,
+    sampler: Sampler,
     scorer: Scorer,
     asked: str,
     body: LogprobsCreate,
