@@ -14,7 +14,7 @@ from gateway.core.ids import VersionId
 from gateway.core.scores import ScoreRequest, score_alternatives, score_targets
 from gateway.core.sessions import LoraConfig
 from gateway.core.tensors import TensorData
-from tests.trainer.builders import VOCAB, A, B, batch, forward_backward, lora
+from tests.trainer.builders import VOCAB, A, B, batch, forward, forward_backward, lora
 from tests.trainer.conftest import make_backend
 from tests.trainer.test_backend import trained
 from trainer.batching import to_tensor
@@ -137,3 +137,20 @@ def test_a_prompt_that_cannot_fit_in_memory_is_refused_with_the_longest_that_fit
     assert refused.value.details["got"] == 20_000
     assert set(refused.value.details) == {"limit", "got"}
     assert refused.value.message.startswith("the prompt has 20000 tokens")
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_saved_version_scores_what_its_session_computes(
+    backend: PeftBackend, base: BaseModel, tmp_path: Path, config: LoraConfig
+) -> None:
+    exported(backend, config, tmp_path)
+    backend.scorer.attach(VERSION, config, tmp_path)
+    (datum,) = batch(5, lengths=(40,))
+    computed = backend.forward(A, forward((datum,))).outputs[0]["logprobs"]
+
+    targets = datum.loss_fn_inputs["target_tokens"]
+    scored = backend.scorer.score(
+        ScoreRequest(base_model=base.name, version_id=VERSION, tokens=datum.model_input, targets=targets)
+    )
+
+    torch.testing.assert_close(to_tensor(scored), to_tensor(computed), rtol=1e-5, atol=1e-5)
