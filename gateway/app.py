@@ -14,6 +14,7 @@ from gateway import health
 from gateway.auth.keys import Keyring, local_key
 from gateway.auth.master import open_keyring
 from gateway.background import Sweeper
+from gateway.collector import Collector
 from gateway.core.catalog import Catalog, parse_catalog
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.futures import Futures
@@ -96,7 +97,13 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
     """Open everything in the order of dependence; ``opened`` closes it in the reverse order."""
     keyring, catalog = files.keyring, files.catalog
     database = await opened.enter_async_context(
-        open_database(settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock, wait_s=SERVER_WAIT_S)
+        open_database(
+            settings.resolved_database_url,
+            blob_dir=settings.blob_dir,
+            clock=clock,
+            wait_s=SERVER_WAIT_S,
+            allow_weak_durability=settings.allow_weak_durability,
+        )
     )
     engines = await opened.enter_async_context(
         EnginePool(
@@ -111,6 +118,8 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
     owner = own_name()
     await opened.enter_async_context(Publisher(database, engines, database.wakeups, clock, owner))
     await opened.enter_async_context(_running(Sweeper(database, clock, gap_timeout_s=settings.gap_timeout_s)))
+    collector = Collector(database, LocalArtifacts(settings.artifact_dir), clock, owner)
+    await opened.enter_async_context(_running(collector))
     async with database.write() as unit:
         await local_key(unit, keyring, at=clock.now())
     structlog.stdlib.get_logger("gateway.app").info("ready", base_models=sorted(catalog.models), owner=owner)
@@ -130,8 +139,8 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
 
 
 @asynccontextmanager
-async def _running(sweeper: Sweeper) -> AsyncGenerator[None]:
-    task = create_task(sweeper.run(), name="sweeper")
+async def _running(task_of: Sweeper | Collector) -> AsyncGenerator[None]:
+    task = create_task(task_of.run(), name=type(task_of).__name__.lower())
     try:
         yield
     finally:

@@ -18,6 +18,10 @@ class Places(BaseSettings):
     database_url: str | None = Field(default=None, description="SQLAlchemy URL; unset: SQLite under data_dir")
     catalog: Path | None = Field(default=None, description="Catalogue of base models; unset: run/catalog.toml")
 
+    allow_weak_durability: bool = Field(
+        default=False, description="Use also a database that may lose acknowledged work when the power fails"
+    )
+
     @property
     def resolved_database_url(self) -> str:
         return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'loopline.db'}"

@@ -88,7 +88,11 @@ async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
             events.error("trainer_not_started", reason=str(error))
             return 2
         async with open_database(
-            settings.resolved_database_url, blob_dir=settings.blob_dir, clock=clock, wait_s=SERVER_WAIT_S
+            settings.resolved_database_url,
+            blob_dir=settings.blob_dir,
+            clock=clock,
+            wait_s=SERVER_WAIT_S,
+            allow_weak_durability=settings.allow_weak_durability,
         ) as database:
             trainer = Trainer(
                 backend=backend,

@@ -38,7 +38,11 @@ def settings_of(data_dir: Path | None) -> Settings:
 
 def open_store(settings: Settings) -> AbstractAsyncContextManager[SqlDatabase]:
     """Open the database that the settings name."""
-    return open_database(settings.resolved_database_url, blob_dir=settings.blob_dir)
+    return open_database(
+        settings.resolved_database_url,
+        blob_dir=settings.blob_dir,
+        allow_weak_durability=settings.allow_weak_durability,
+    )
 
 
 def out() -> Console:

@@ -9,7 +9,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from gateway.core.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
@@ -111,6 +112,18 @@ class LocalArtifacts:
         if temporary.parent != self._root / _STAGING:
             raise ValueError(f"{temporary} was not staged here")
         shutil.rmtree(temporary, ignore_errors=True)
+
+    def older_than(self, age_s: float) -> Sequence[str]:
+        """Return the committed locations that were written longer than ``age_s`` ago."""
+        before = time.time() - age_s
+        return [path.name for path in self._root.glob("[!.]*") if path.stat().st_mtime < before]
+
+    def tidy(self, age_s: float) -> None:
+        """Remove what was staged longer than ``age_s`` ago and never committed."""
+        before = time.time() - age_s
+        for path in (self._root / _STAGING).glob("*"):
+            if path.stat().st_mtime < before:
+                shutil.rmtree(path, ignore_errors=True)
 
     def remove(self, location: str) -> None:
         """Delete a committed artefact; one that is gone already is fine. Nobody may still read it."""

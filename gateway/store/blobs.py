@@ -9,6 +9,7 @@ import mmap
 import os
 import secrets
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import and_, select
@@ -24,6 +25,8 @@ from gateway.store.text import missing, require_id
 from gateway.store.transaction import Transaction
 
 LARGEST_ROW_BYTES = 256 * 1024
+KEPT = timedelta(hours=24)  # how long results and answers to idempotency keys can be read
+UNNAMED = timedelta(hours=1)  # how long a blob stays that no row names (yet)
 
 
 class SqlBlobStore:
@@ -34,21 +37,29 @@ class SqlBlobStore:
 
     async def put(self, project_id: ProjectId, content: bytes) -> str:
         large = len(content) > LARGEST_ROW_BYTES
-        if large:
-            try:
-                digest = await asyncio.to_thread(write_blob_file, self._transaction.blob_dir, project_id, content)
-            except OSError as error:
-                raise write_failed(error) from error
-        else:
-            digest = hashlib.sha256(content).hexdigest()
+        digest = await asyncio.to_thread(_digest, content) if large else _digest(content)
+        now = self._transaction.clock.now()
         row = {
             "project_id": project_id,
             "digest": digest,
             "size_bytes": len(content),
             "content": None if large else content,
-            "created_at": self._transaction.clock.now(),
+            "created_at": now,
         }
-        await self._transaction.insert_new(blobs, row)
+        await self._transaction.write(
+            self._transaction.insert(blobs)
+            .values(row)
+            .on_conflict_do_update(  # also locks the row: the collector leaves it alone
+                index_elements=[blobs.c.project_id, blobs.c.digest],
+                set_={"created_at": now},
+                where=blobs.c.created_at < now - UNNAMED / 2,
+            )
+        )
+        if large:
+            try:
+                await asyncio.to_thread(write_blob_file, self._transaction.blob_dir, project_id, content)
+            except OSError as error:
+                raise write_failed(error) from error
         return digest
 
     async def get(self, project_id: ProjectId, digest: str) -> bytes:
@@ -76,7 +87,7 @@ class SqlBlobStore:
 
 def write_blob_file(root: Path, project_id: ProjectId, content: bytes) -> str:
     """Write ``content`` durably under its digest, all or nothing; return the digest."""
-    digest = hashlib.sha256(content).hexdigest()
+    digest = _digest(content)
     path = _blob_path(root, project_id, digest)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +120,15 @@ def map_blob_file(root: Path, project_id: ProjectId, digest: str) -> memoryview:
     if sys.platform == "linux":
         mapped.madvise(mmap.MADV_DONTNEED)  # hashing has brought in every page
     return memoryview(mapped)
+
+
+def remove_blob_file(root: Path, project_id: ProjectId, digest: str) -> None:
+    """Delete a blob's file; one that is gone already is fine."""
+    _blob_path(root, project_id, digest).unlink(missing_ok=True)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _blob_path(root: Path, project_id: ProjectId, digest: str) -> Path:

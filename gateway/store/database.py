@@ -16,6 +16,8 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import Unavailable
 from gateway.core.ports import Wakeups
 from gateway.store.blobs import SqlBlobStore
+from gateway.store.collection import SqlCollectionStore
+from gateway.store.failures import is_away, is_full
 from gateway.store.keys import SqlKeyStore
 from gateway.store.locks import SqlLockStore
 from gateway.store.operations import SqlOperationStore
@@ -24,6 +26,7 @@ from gateway.store.samples import SqlSampleStore
 from gateway.store.score_work import SqlScoreWorkStore
 from gateway.store.scores import SqlScoreStore
 from gateway.store.sessions import SqlSessionStore
+from gateway.store.space import disk_full
 from gateway.store.sqlite import open_sqlite
 from gateway.store.transaction import Transaction
 from gateway.store.usage import SqlUsageStore
@@ -48,6 +51,7 @@ class SqlUnit:
         self.scores = SqlScoreStore(transaction)
         self.score_work = SqlScoreWorkStore(transaction)
         self.locks = SqlLockStore(transaction)
+        self.collection = SqlCollectionStore(transaction)
 
 
 class Transactions(Protocol):
@@ -109,17 +113,29 @@ def _translated() -> Generator[None]:
     """Turn "the database is away" into the core's word for it."""
     try:
         yield
-    except (OperationalError, PoolTimeout) as error:
+    except OperationalError as error:
+        if is_full(error):
+            raise disk_full() from error
+        if not is_away(error):
+            raise
+        raise Unavailable("the database is away; try again", code="database_unavailable") from error
+    except PoolTimeout as error:
         raise Unavailable("the database is away; try again", code="database_unavailable") from error
 
 
 @asynccontextmanager
 async def open_database(
-    url: str, *, blob_dir: Path, clock: Clock | None = None, wait_s: float = 0.0
+    url: str,
+    *,
+    blob_dir: Path,
+    clock: Clock | None = None,
+    wait_s: float = 0.0,
+    allow_weak_durability: bool = False,
 ) -> AsyncIterator[SqlDatabase]:
     """Connect to a migrated database; large blobs go to files under ``blob_dir``.
 
-    A server that is not up yet (it may be replaying its log after a crash) is waited for, ``wait_s`` seconds.
+    A server that is not up yet (it may be replaying its log after a crash) is waited for, ``wait_s`` seconds. With
+    ``allow_weak_durability`` a server that may lose acknowledged commits is used all the same, with a warning.
 
     Raises:
         ValueError: a URL of another kind.
@@ -130,9 +146,11 @@ async def open_database(
     clock = clock or SystemClock()
     match parsed.drivername:
         case "sqlite":
-            opened = open_sqlite(parsed, blob_dir=blob_dir, clock=clock)
+            opened = open_sqlite(parsed, blob_dir=blob_dir, clock=clock, allow_weak=allow_weak_durability)
         case "postgresql+psycopg":
-            opened = open_postgres(parsed, blob_dir=blob_dir, clock=clock, wait_s=wait_s)
+            opened = open_postgres(
+                parsed, blob_dir=blob_dir, clock=clock, wait_s=wait_s, allow_weak=allow_weak_durability
+            )
         case other:
             raise ValueError(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {other}")
     async with AsyncExitStack() as stack:

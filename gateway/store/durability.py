@@ -1,5 +1,14 @@
-"""What may not be weakened."""
+"""What may not be weakened, unless somebody says so."""
+
+import structlog
 
 
 class WeakDurability(Exception):
     """The database would acknowledge what a power cut can take back; the message says which setting to change."""
+
+
+def weak(reason: str, *, allowed: bool) -> None:
+    """Refuse a database that may forget, or warn where that is ``allowed``. Raises WeakDurability."""
+    if not allowed:
+        raise WeakDurability(f"{reason}. LOOPLINE_ALLOW_WEAK_DURABILITY=true runs all the same")
+    structlog.stdlib.get_logger("gateway.store").warning("weak_durability", reason=reason)

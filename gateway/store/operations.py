@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, and_, func, select, update
+from sqlalchemy import RowMapping, Select, and_, func, select, update
 
 from gateway.core.codec import decode_outcome
-from gateway.core.errors import Conflict, Invalid, SequenceReused
+from gateway.core.errors import Conflict, Invalid, NotFound, SequenceReused
 from gateway.core.ids import KeyId, OperationId, ProjectId, SessionId, new_operation_id
 from gateway.core.operations import FINAL, MAX_SEQ, Operation, Status
 from gateway.core.payloads import Payload, kind_of
+from gateway.core.results import Outcome
 from gateway.core.sessions import Session
-from gateway.store.blobs import SqlBlobStore
+from gateway.store.blobs import KEPT, SqlBlobStore
 from gateway.store.gaps import fail_gaps
+from gateway.store.keys_used import free_key
 from gateway.store.line import line_of, place_of
 from gateway.store.operation_rows import operation_of
 from gateway.store.sessions import ACCEPTING, lock_session, read_session, used
@@ -67,6 +69,8 @@ class SqlOperationStore:
                 field="seq",
             )
         now, id = self._transaction.clock.now(), new_operation_id()
+        if idempotency_key is not None:
+            await free_key(self._transaction, operations, session.project_id, idempotency_key)
         row = {
             "id": id,
             "session_id": session.id,
@@ -133,9 +137,9 @@ class SqlOperationStore:
     async def by_idempotency_key(self, project_id: ProjectId, key: str) -> Operation | None:
         if not storable(key):
             return None
-        return await self._one(
-            _select().where(and_(operations.c.project_id == project_id, operations.c.idempotency_key == key))
-        )
+        since = self._transaction.clock.now() - KEPT
+        used = and_(operations.c.project_id == project_id, operations.c.idempotency_key == key)
+        return await self._one(_select().where(and_(used, operations.c.created_at > since)))
 
     async def page(
         self, project_id: ProjectId, session_id: SessionId, *, limit: int, after_seq: int
@@ -175,13 +179,21 @@ class SqlOperationStore:
     async def fail_gaps(self, *, older_than: datetime) -> Sequence[OperationId]:
         return await fail_gaps(self._transaction, older_than=older_than)
 
+    async def _outcome(self, row: RowMapping) -> Outcome:
+        try:
+            return decode_outcome(await self._blobs.get(ProjectId(row["project_id"]), row["outcome_digest"]))
+        except NotFound:
+            raise NotFound(
+                f"the result of operation {row['id']} was kept for a day and is gone", code="result_expired"
+            ) from None
+
     async def _one(self, query: Select[Any]) -> Operation | None:
         row = await self._transaction.first(query)
         if row is None:
             return None
         outcome = None
         if row["outcome_digest"] is not None:
-            outcome = decode_outcome(await self._blobs.get(ProjectId(row["project_id"]), row["outcome_digest"]))
+            outcome = await self._outcome(row)
         place = None
         if row["status"] == Status.QUEUED:
             place = await place_of(

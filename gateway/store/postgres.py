@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 
 import structlog
@@ -10,8 +11,8 @@ from sqlalchemy import URL
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.core.clock import Clock
-from gateway.store.durability import WeakDurability
+from gateway.core.clock import Clock, SystemClock
+from gateway.store.durability import weak
 from gateway.store.transaction import Transaction
 from gateway.store.wakeups import CHANNEL, PostgresWakeups
 
@@ -68,7 +69,7 @@ class PostgresTransactions:
 
 @asynccontextmanager
 async def open_postgres(
-    url: URL, *, blob_dir: Path, clock: Clock, wait_s: float
+    url: URL, *, blob_dir: Path, clock: Clock, wait_s: float, allow_weak: bool
 ) -> AsyncIterator[PostgresTransactions]:
     """Connect to the server, trying for ``wait_s`` seconds.
 
@@ -89,7 +90,9 @@ async def open_postgres(
     wakeups = PostgresWakeups(arguments)
     try:
         await _until_up(engine, wait_s)
-        await _check_durability(engine)
+        await _check_durability(engine, allow_weak=allow_weak)
+        if isinstance(clock, SystemClock):
+            clock.set(await _time(engine))
         yield PostgresTransactions(engine, wakeups, clock=clock, blob_dir=blob_dir)
     finally:
         await wakeups.close()
@@ -110,9 +113,14 @@ async def _until_up(engine: AsyncEngine, wait_s: float) -> None:
         await asyncio.sleep(_RETRY_S)
 
 
-async def _check_durability(engine: AsyncEngine) -> None:
+async def _check_durability(engine: AsyncEngine, *, allow_weak: bool) -> None:
     async with engine.connect() as connection:
         for setting, strong in _REQUIRED.items():
             value = (await connection.exec_driver_sql(f"SHOW {setting}")).scalar_one()
             if value not in strong:
-                raise WeakDurability(f"PostgreSQL runs with {setting}={value}; set it to on")
+                weak(f"PostgreSQL runs with {setting}={value}; set it to on", allowed=allow_weak)
+
+
+async def _time(engine: AsyncEngine) -> datetime:
+    async with engine.connect() as connection:
+        return (await connection.exec_driver_sql("SELECT clock_timestamp()")).scalar_one()

@@ -1,17 +1,13 @@
 """SampleStore on SQL: the first answer to an idempotency key, kept 24 hours."""
 
-from datetime import timedelta
-
 from sqlalchemy import and_, delete, select
 
 from gateway.core.ids import ProjectId, SampleId
 from gateway.core.ports import StoredSample
-from gateway.store.blobs import SqlBlobStore
+from gateway.store.blobs import KEPT, SqlBlobStore
 from gateway.store.tables import samples
 from gateway.store.text import require_storable, storable
 from gateway.store.transaction import Transaction
-
-KEPT = timedelta(hours=24)
 
 
 class SqlSampleStore:

@@ -10,6 +10,8 @@ from gateway.core.errors import Conflict, Unavailable
 from gateway.core.ids import KeyId, ProjectId, SessionId, VersionId
 from gateway.core.operations import Status
 from gateway.core.sessions import Activity, ComputeRules, OrderRule, Recovery, Session, SessionStatus, Snapshot
+from gateway.store.blobs import KEPT
+from gateway.store.keys_used import free_key
 from gateway.store.lora import lora_columns, lora_of
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.text import missing, require_id, require_storable, storable
@@ -57,6 +59,8 @@ class SqlSessionStore:
             "request_digest": request_digest,
             "epoch": 0,
         }
+        if idempotency_key is not None:
+            await free_key(self._transaction, sessions, session.project_id, idempotency_key)
         if not await self._transaction.insert_new(sessions, row):
             raise await self._why_not(session, idempotency_key)
         self._transaction.announce()
@@ -74,7 +78,13 @@ class SqlSessionStore:
         if not storable(key):
             return None
         row = await self._transaction.first(
-            _select().where(and_(sessions.c.project_id == project_id, sessions.c.idempotency_key == key))
+            _select().where(
+                and_(
+                    sessions.c.project_id == project_id,
+                    sessions.c.idempotency_key == key,
+                    sessions.c.created_at > self._transaction.clock.now() - KEPT,
+                )
+            )
         )
         return None if row is None else (session_of(row), row["request_digest"])
 

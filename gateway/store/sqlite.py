@@ -9,7 +9,7 @@ from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.pool import QueuePool
 
 from gateway.core.clock import Clock
-from gateway.store.durability import WeakDurability
+from gateway.store.durability import weak
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 from gateway.store.wakeups import SqliteWakeups
@@ -53,7 +53,7 @@ class SqliteTransactions:
 
 
 @asynccontextmanager
-async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock) -> AsyncIterator[SqliteTransactions]:
+async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock, allow_weak: bool) -> AsyncIterator[SqliteTransactions]:
     """Open the file that ``url`` names.
 
     Raises:
@@ -73,7 +73,7 @@ async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock) -> AsyncIterato
     writer = GroupWriter(writing, open_transaction=open_transaction, on_change=wakeups.changed_to)
     try:
         async with writing.connect() as connection:
-            await connection.run_sync(_check_durability)
+            await connection.run_sync(lambda sync: _check_durability(sync, allow_weak=allow_weak))
         async with writer.running():
             yield SqliteTransactions(readers, writer, wakeups, clock=clock, blob_dir=blob_dir)
     finally:
@@ -114,11 +114,12 @@ def _pool(url: URL, name: str, *, size: int, busy_timeout_ms: int, query_only: b
     return ThreadPool(engine, size=size, name=name)
 
 
-def _check_durability(connection: Connection) -> None:
+def _check_durability(connection: Connection, *, allow_weak: bool) -> None:
     mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
     synchronous = connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
     if mode != "wal" or synchronous not in (2, 3):
-        raise WeakDurability(
+        weak(
             f"SQLite runs with journal_mode={mode}, synchronous={synchronous}; it must run with wal and FULL. "
-            "The database must be a file on a local disk."
+            "The database must be a file on a local disk",
+            allowed=allow_weak,
         )

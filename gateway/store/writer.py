@@ -7,7 +7,6 @@ the same file.
 """
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,28 +16,17 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from gateway.core.errors import Unavailable
+from gateway.store.failures import is_busy, is_full
 from gateway.store.space import disk_full
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 
 MAX_GROUP_UNITS = 128
-MAX_GROUP_S = 0.1  # no unit waits longer than about this for its group to close
+MAX_GROUP_S = 0.1  # no unit waits longer than about this for its group to close,
+LATE_GROUP_UNITS = 8  # unless the machine is so slow that even so few take longer
 LOCK_TIMEOUT_S = 30.0  # how long to try while another process writes
 _LOCK_RETRY_S = 0.002
 _OTHERS_TURN_S = 0.005  # left free after a group that closed with units waiting, so that other processes get in
-
-
-def _is_busy(error: OperationalError) -> bool:
-    code = error.orig.sqlite_errorcode if isinstance(error.orig, sqlite3.OperationalError) else 0
-    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _is_full(error: BaseException) -> bool:
-    return (
-        isinstance(error, OperationalError)
-        and isinstance(error.orig, sqlite3.OperationalError)
-        and error.orig.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
-    )
 
 
 def _future() -> "asyncio.Future[Any]":
@@ -57,7 +45,7 @@ class _Unit:
         """Let whatever the unit waits for raise."""
         refusal = (
             disk_full()
-            if _is_full(error)
+            if is_full(error)
             else Unavailable("the database could not commit; nothing was recorded", code="database_unavailable")
         )
         refusal.__cause__ = error
@@ -159,7 +147,8 @@ class GroupWriter:
                         if transaction is not None:
                             kept.append(unit)
                             announced = announced or transaction.announced
-                    crowded = count >= MAX_GROUP_UNITS or loop.time() - opened >= MAX_GROUP_S
+                    late = loop.time() - opened >= MAX_GROUP_S and count >= LATE_GROUP_UNITS
+                    crowded = late or count >= MAX_GROUP_UNITS
                     unit = None if crowded else await self._next()
                 if kept:
                     change = await connection.run_sync(_commit_announced if announced else _commit)
@@ -212,7 +201,7 @@ class GroupWriter:
                 await connection.run_sync(_begin)
                 return
             except OperationalError as error:
-                if not _is_busy(error) or loop.time() >= deadline:
+                if not is_busy(error) or loop.time() >= deadline:
                     self._fail_queued(error)
                     raise
             await asyncio.sleep(_LOCK_RETRY_S)

@@ -133,7 +133,12 @@ async def _prepare_database(settings: Settings) -> str | None:
     url = settings.resolved_database_url
     await asyncio.to_thread(migrations.upgrade, url)
     keyring: Keyring = open_keyring(settings)
-    async with open_database(url, blob_dir=settings.blob_dir) as database, database.write() as unit:
+    async with (
+        open_database(
+            url, blob_dir=settings.blob_dir, allow_weak_durability=settings.allow_weak_durability
+        ) as database,
+        database.write() as unit,
+    ):
         return await local_key(unit, keyring, at=SystemClock().now())
 
 

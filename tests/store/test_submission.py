@@ -82,6 +82,18 @@ async def test_an_idempotency_key_returns_the_first_operation_without_a_seq(benc
     assert refused.value.code == "idempotency_key_reused"
 
 
+async def test_an_idempotency_key_is_remembered_for_a_day_and_may_then_be_used_again(bench: Bench) -> None:
+    session = await bench.open()
+    first = await bench.submit(session, forward_backward(), idempotency_key="k")
+    bench.clock.advance(24 * 3600 - 1)
+    within = await bench.submit(session, forward_backward(), idempotency_key="k")
+    bench.clock.advance(2)
+    after = await bench.submit(session, forward_backward(first=2), idempotency_key="k")
+
+    assert within.id == first.id
+    assert (after.seq, after.id != first.id) == (2, True)
+
+
 async def test_one_idempotency_key_raced_in_two_sessions_is_used_once(bench: Bench) -> None:
     sessions = [await bench.open() for _ in range(2)]
 

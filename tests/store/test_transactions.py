@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 from sqlalchemy import Connection, make_url, text
+from sqlalchemy.exc import OperationalError
 
 from gateway.core.errors import Unavailable
 from gateway.store import SqlDatabase, WeakDurability, open_database
@@ -54,7 +55,7 @@ async def test_concurrent_units_share_their_commits(sqlite: SqlDatabase) -> None
 
     await asyncio.gather(*(add(sqlite, f"p{index:02}") for index in range(64)))
 
-    assert sqlite.commits - before <= 16
+    assert sqlite.commits - before <= 64 // 8
     assert len(await projects(sqlite)) == 64
 
 
@@ -273,6 +274,23 @@ async def test_a_server_that_may_forget_is_refused(postgres: PostgresServer, tmp
     with pytest.raises(WeakDurability, match="synchronous_commit=off"):
         async with open_database(postgres.url(database), blob_dir=tmp_path):
             pass
+
+
+async def test_a_server_that_may_forget_is_used_when_that_is_said(postgres: PostgresServer, tmp_path: Path) -> None:
+    database = postgres.create(template=TEMPLATE)
+    with postgres.connect() as connection:
+        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(database)))
+
+    async with open_database(postgres.url(database), blob_dir=tmp_path, allow_weak_durability=True) as opened:
+        await add(opened, "here")
+
+
+async def test_a_wrong_statement_is_a_defect_and_not_a_database_that_is_away(sqlite: SqlDatabase) -> None:
+    transactions = sqlite._transactions  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(OperationalError, match="no such table"):
+        async with sqlite.read() as unit:
+            await unit.keys._transaction.rows(text("SELECT * FROM nowhere"))  # pyright: ignore[reportPrivateUsage]
+    assert transactions.commits == 0
 
 
 async def test_a_server_that_went_away_is_unavailable_and_then_works_again(

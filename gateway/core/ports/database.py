@@ -3,6 +3,7 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from gateway.core.ports.collection import CollectionStore
 from gateway.core.ports.content import BlobStore
 from gateway.core.ports.scores import ScoreStore, ScoreWorkStore
 from gateway.core.ports.stores import (
@@ -42,6 +43,8 @@ class UnitOfWork(Protocol):
     def score_work(self) -> ScoreWorkStore: ...
     @property
     def locks(self) -> LockStore: ...
+    @property
+    def collection(self) -> CollectionStore: ...
 
 
 class Database(Protocol):
