@@ -18,14 +18,20 @@ ENGINE ?= vllm
 MODEL ?= tiny
 CRASH = $(BIN)/python -m tests.crash
 
+# The ledger's benches: calls on the scripted engine and on vLLM, kills of the gateway, races for a budget.
+CALLS ?= 1000
+REAL ?= 0
+KILLS ?= 10
+RACES ?= 300
+
 # make bench-trainer QUICK=1: the short version
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer curves crash chaos faults pauses saves acks recovery check lint format typecheck lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks recovery check lint format typecheck lock hooks clean distclean
 
 help: ## Show this table
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv from the pinned lock and prepare the base model (resumable)
 	@$(PYTHON) tools/setup.py
@@ -39,6 +45,15 @@ test: setup ## Run the whole test suite
 
 bench-trainer: setup ## Compare the trainer with a bare PEFT loop (25 minutes; QUICK=1: about 5)
 	@$(BIN)/python -m tests.bench.trainer $(if $(QUICK),--quick)
+
+bench-ledger: setup ## Find every token that an engine counted in the ledger: CALLS=1000 REAL=0 KILLS=10 SEED=1
+	@$(BIN)/python -m tests.bench.ledger --calls $(CALLS) --real $(REAL) --kills $(KILLS) --seed $(SEED)
+
+bench-budgets: setup ## Race for budgets through two gateways: RACES=300 SEED=1 DB=sqlite|postgres
+	@$(BIN)/python -m tests.bench.budgets --races $(RACES) --database $(DB) --seed $(SEED)
+
+bench-statements: setup ## Print the statement of a month of 100,000 usage facts
+	@$(BIN)/python -m tests.bench.statements
 
 curves: setup ## Compare learning curves with a plain transformers + PEFT loop (SFT and GRPO, about 40 minutes)
 	@$(BIN)/python -m tests.curves

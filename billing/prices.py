@@ -10,6 +10,7 @@ A TOML file with one ``[[price]]`` table per base model and period::
     cached_prefill = 5_000_000
     sample = 60_000_000
     train = 120_000_000
+    storage = 100_000_000                    # per GB-month, see ``billing.storage``
 
 Two periods of one base model must not overlap. A base model's own price at an instant wins over ``"*"``, whole: the
 two are never mixed. What has no price raises; nothing is ever free by omission.
@@ -26,7 +27,7 @@ from typing import Any
 from billing.money import Nanos, price_of
 
 ANY_MODEL = "*"
-METERS = ("prefill", "cached_prefill", "sample", "train")
+METERS = ("prefill", "cached_prefill", "sample", "train", "storage")
 
 
 class PriceListError(ValueError):
@@ -101,7 +102,41 @@ class PriceList:
         Raises:
             UnknownPrice: (a KeyError) nothing is quoted.
         """
-        return price_of(quantity, self._rate(base_model, meter, at))
+        return price_of(quantity, self.rate(base_model, meter, at))
+
+    def rate(self, base_model: str, meter: str, at: datetime) -> int:
+        """Return nano-USD per million units at ``at``.
+
+        Raises:
+            UnknownPrice: (a KeyError) nothing is quoted.
+        """
+        price = self._valid(base_model, at)
+        if price is None or meter not in price.nanos_per_million:
+            raise UnknownPrice(base_model, meter, at)
+        return price.nanos_per_million[meter]
+
+    def highest_rate(self, base_model: str, meter: str, start: datetime, end: datetime) -> int:
+        """Return the highest rate from ``start`` to ``end``: work that takes until then costs no more.
+
+        Raises:
+            UnknownPrice: (a KeyError) nothing is quoted at one of the instants.
+        """
+        changes = [at for at in self.changes() if start < at <= end]
+        return max(self.rate(base_model, meter, at) for at in [start, *changes])
+
+    def changes(self) -> list[datetime]:
+        """Return every instant at which some price begins or ends, in order."""
+        return sorted({at for price in self.prices for at in (price.start, price.end) if at is not None})
+
+    def first_difference(self, other: "PriceList") -> datetime | None:
+        """Return the first instant from which the two lists quote something else, None when they never do."""
+        names = {price.base_model for price in (*self.prices, *other.prices)}
+        for at in sorted({*self.changes(), *other.changes()}):
+            for name in sorted(names):
+                ours, theirs = self._valid(name, at), other._valid(name, at)
+                if (ours and ours.nanos_per_million) != (theirs and theirs.nanos_per_million):
+                    return at
+        return None
 
     def check_covers(self, base_models: Iterable[str], *, at: datetime) -> None:
         """Check that every meter of every base model has a price at ``at``.
@@ -117,12 +152,6 @@ class PriceList:
         ]
         if missing:
             raise PriceListError(f"no price at {at.isoformat()} for {'; '.join(missing)}")
-
-    def _rate(self, base_model: str, meter: str, at: datetime) -> int:
-        price = self._valid(base_model, at)
-        if price is None or meter not in price.nanos_per_million:
-            raise UnknownPrice(base_model, meter, at)
-        return price.nanos_per_million[meter]
 
     def _valid(self, base_model: str, at: datetime) -> Price | None:
         for name in (base_model, ANY_MODEL):

@@ -8,21 +8,28 @@ from datetime import datetime
 
 import structlog
 from fastapi import FastAPI
+from sqlalchemy import Connection
 
+from billing import price_book
+from billing.price_book import Book
 from billing.prices import PriceList, shipped_prices
 from gateway import health
 from gateway.auth.keys import Keyring, local_key
 from gateway.auth.master import open_keyring
 from gateway.background import Sweeper
+from gateway.biller import Biller
 from gateway.collector import Collector
 from gateway.core.catalog import Catalog, parse_catalog
 from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import Unavailable
 from gateway.core.futures import Futures
 from gateway.engines.pool import EnginePool
+from gateway.ledger import PriceSheet, ledger_factory
+from gateway.probes import RecordedProbes
 from gateway.processes import own_name
 from gateway.publisher import Publisher
 from gateway.settings import Settings
-from gateway.store import SERVER_WAIT_S, LocalArtifacts, open_database
+from gateway.store import SERVER_WAIT_S, LocalArtifacts, SqlDatabase, open_database
 from gateway.wire.deps import State
 from gateway.wire.edge import RequestEdge
 from gateway.wire.idempotency import FirstAnswers
@@ -46,7 +53,7 @@ class Files:
 
     keyring: Keyring
     catalog: Catalog
-    prices: PriceList
+    prices: str
 
 
 def read_files(settings: Settings, *, at: datetime) -> Files:
@@ -56,8 +63,8 @@ def read_files(settings: Settings, *, at: datetime) -> Files:
         MasterKeyError, CatalogError, PriceListError, OSError: the message says which file is wrong, and how.
     """
     catalog = parse_catalog(settings.resolved_catalog.read_text(encoding="utf-8"))
-    prices = PriceList.load(settings.prices or shipped_prices())
-    prices.check_covers(catalog.models, at=at)
+    prices = (settings.prices or shipped_prices()).read_text(encoding="utf-8")
+    PriceList.parse(prices).check_covers(catalog.models, at=at)
     return Files(keyring=open_keyring(settings), catalog=catalog, prices=prices)
 
 
@@ -96,6 +103,8 @@ def _lifespan(settings: Settings, files: Files, clock: Clock) -> Lifespan:
 async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExitStack) -> AppState:
     """Open everything in the order of dependence; ``opened`` closes it in the reverse order."""
     keyring, catalog = files.keyring, files.catalog
+    owner = own_name()
+    sheet = PriceSheet(Book(number=0, digest="", prices=PriceList.parse(files.prices)))
     database = await opened.enter_async_context(
         open_database(
             settings.resolved_database_url,
@@ -103,19 +112,23 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
             clock=clock,
             wait_s=SERVER_WAIT_S,
             allow_weak_durability=settings.allow_weak_durability,
+            ledger=ledger_factory(sheet, clock, owner),
         )
     )
+    sheet.book = await _price_list(database, settings, files, at=clock.now())
     engines = await opened.enter_async_context(
         EnginePool(
             catalog,
             LocalArtifacts(settings.artifact_dir),
             key=settings.engine_key.get_secret_value(),
             timeout_s=settings.engine_timeout_s,
+            probes=RecordedProbes(database, clock),
         )
     )
     futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.operations))
     score_futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.scores))
-    owner = own_name()
+    biller = Biller(database, engines, sheet, clock, owner)
+    await opened.enter_async_context(_books(database, biller))
     await opened.enter_async_context(Publisher(database, engines, database.wakeups, clock, owner))
     await opened.enter_async_context(_running(Sweeper(database, clock, gap_timeout_s=settings.gap_timeout_s)))
     collector = Collector(database, LocalArtifacts(settings.artifact_dir), clock, owner)
@@ -129,7 +142,7 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
         futures=futures,
         score_futures=score_futures,
         catalog=catalog,
-        prices=files.prices,
+        prices=sheet,
         clock=clock,
         keyring=keyring,
         first_answers=FirstAnswers(),
@@ -138,8 +151,41 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
     )
 
 
+async def _price_list(database: SqlDatabase, settings: Settings, files: Files, *, at: datetime) -> Book:
+    """Return the price list that counts: the one applied last, else (and when ``LOOPLINE_PRICES`` names a list that
+    was never applied) the file's, which is applied now.
+
+    Raises:
+        PriceListError: the file changes prices of the past, or a base model has no price.
+    """
+
+    def applied(connection: Connection) -> Book:
+        present = price_book.current_book(connection)
+        known = price_book.was_applied(connection, files.prices)
+        if present is None or (settings.prices is not None and not known):
+            return price_book.apply(connection, files.prices, at=at)
+        return present
+
+    book = await database.change(applied)
+    book.prices.check_covers(files.catalog.models, at=at)
+    return book
+
+
 @asynccontextmanager
-async def _running(task_of: Sweeper | Collector) -> AsyncGenerator[None]:
+async def _books(database: SqlDatabase, biller: Biller) -> AsyncGenerator[None]:
+    """Keep the books; at the end post what is left and take leave."""
+    async with database.write() as unit:
+        await unit.keys.ensure_house()
+    await biller.beat()
+    async with _running(biller):
+        yield
+    with suppress(Unavailable):  # a gateway that comes later posts and releases what this one could not
+        await biller.post()
+        await biller.leave()
+
+
+@asynccontextmanager
+async def _running(task_of: Sweeper | Collector | Biller) -> AsyncGenerator[None]:
     task = create_task(task_of.run(), name=type(task_of).__name__.lower())
     try:
         yield

@@ -10,7 +10,9 @@ from gateway.places import Places
 class Settings(Places):
     """Every setting with its default. Paths that are unset lie under ``data_dir``."""
 
-    prices: Path | None = Field(default=None, description="Price list; unset: the one that ships")
+    prices: Path | None = Field(
+        default=None, description="Price list to apply at start unless it was before; unset: the one that ships"
+    )
     host: str = Field(default="127.0.0.1", description="Address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on")
     master_key_file: Path | None = Field(default=None, description="File of the key that API keys derive from")

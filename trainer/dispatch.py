@@ -18,6 +18,7 @@ from gateway.core.payloads import (
     Publish,
     SaveState,
     SaveWeights,
+    billed_tokens,
 )
 from gateway.core.results import Failure, LoadStateResult, Outcome
 from gateway.core.sessions import Session
@@ -103,10 +104,10 @@ def apply(backend: TrainingBackend, session: Session, payload: Computed, directo
     match payload:
         case Forward():
             result = backend.forward(session.id, payload, note)
-            return Done(outcome=result, trained_tokens=sum(datum.length for datum in payload.data))
+            return Done(outcome=result, trained_tokens=billed_tokens(payload) or 0)
         case ForwardBackward():
             result = backend.forward_backward(session.id, payload, note)
-            return Done(outcome=result, trained_tokens=sum(datum.length for datum in payload.data))
+            return Done(outcome=result, trained_tokens=billed_tokens(payload) or 0)
         case OptimStep():
             if session.window_broken_by is not None:
                 raise _incomplete(session.window_broken_by)

@@ -18,7 +18,7 @@ from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, SaveSta
 from gateway.core.ports import StaleLease, Wakeups, Work
 from gateway.core.results import Failure, ForwardResult
 from gateway.core.sessions import Session
-from gateway.core.usage import Meter, UsageFact
+from gateway.core.usage import TAG, Meter, UsageFact
 from trainer import dispatch
 from trainer.artifacts import ArtifactWriter, Staged, save_version, write_snapshot
 from trainer.backend import TrainingBackend
@@ -288,4 +288,5 @@ def _fact(work: Work, tokens: int, clock: Clock) -> UsageFact:
         version_id=None,
         base_model=session.base_model,
         at=clock.now(),
+        tag=session.user_metadata.get(TAG),
     )

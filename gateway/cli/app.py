@@ -2,7 +2,7 @@
 
 import typer
 
-from gateway.cli import db, keys, models, sessions
+from gateway.cli import budgets, db, keys, ledger, models, prices, sessions
 from gateway.cli.common import AsJson, out, print_json
 from gateway.cli.doctor import doctor
 from gateway.cli.up import up
@@ -34,6 +34,9 @@ def create_cli() -> typer.Typer:
     cli.add_typer(sessions.app, name="sessions")
     cli.add_typer(models.app, name="models")
     cli.command()(usage)
+    cli.add_typer(prices.app, name="prices")
+    cli.add_typer(budgets.app, name="budgets")
+    cli.add_typer(ledger.app, name="ledger")
     cli.add_typer(db.app, name="db")
     cli.command()(doctor)
     cli.command()(version)

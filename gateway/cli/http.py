@@ -24,21 +24,33 @@ class Gateway:
     api_key: str
 
     def get(self, path: str, **params: Any) -> Any:
-        return self._ask("GET", path, params={name: value for name, value in params.items() if value is not None})
+        params = {name: value for name, value in params.items() if value is not None}
+        return self._ask("GET", path, params=params).json()
+
+    def get_text(self, path: str, **params: Any) -> str:
+        return self._ask("GET", path, params={name: value for name, value in params.items() if value is not None}).text
+
+    def put(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._ask("PUT", path, params={}, body=body).json()
 
     def delete(self, path: str) -> Any:
-        return self._ask("DELETE", path, params={})
+        response = self._ask("DELETE", path, params={})
+        return response.json() if response.content else None
 
-    def _ask(self, method: str, path: str, *, params: Mapping[str, Any]) -> Any:
-        """Return the JSON answer, or end the program with what the gateway said."""
+    def _ask(
+        self, method: str, path: str, *, params: Mapping[str, Any], body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
+        """Return the answer, or end the program with what the gateway said."""
         url = f"{self.base_url.rstrip('/')}/training/v1{path}"
         headers = {"Authorization": f"Bearer {self.api_key}"}
         try:
-            response = httpx.request(method, url, params=params, headers=headers, timeout=30.0, trust_env=False)
+            response = httpx.request(
+                method, url, params=params, json=body, headers=headers, timeout=30.0, trust_env=False
+            )
         except httpx.HTTPError as error:
             fail(f"no answer from {self.base_url} ({error or type(error).__name__}). Does `loopline up` run?")
         if response.is_success:
-            return response.json()
+            return response
         try:
             message = response.json()["error"]["message"]
         except (ValueError, KeyError, TypeError):

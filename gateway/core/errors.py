@@ -7,7 +7,8 @@ GatewayError
 ├── NotFound            no such thing, or not yours: the two are indistinguishable
 ├── Conflict            clashes with what is already recorded
 │   └── SequenceReused  a sequence number came back with other content
-├── Exhausted           a quota, budget or queue is full
+├── Exhausted           a quota or queue is full
+├── (OutOfBudget)       money is spent; see ``ledger.py``
 ├── Unavailable         something is away; the same request may work later
 └── Internal            ours to mend
 """
@@ -24,7 +25,8 @@ class Kind(StrEnum):
     FORBIDDEN = "forbidden"  # known, but not allowed
     NOT_FOUND = "not_found"  # no such thing, or not yours
     CONFLICT = "conflict"  # clashes with what is already recorded
-    EXHAUSTED = "exhausted"  # balance, quota or queue is full
+    EXHAUSTED = "exhausted"  # a quota or queue is full
+    OUT_OF_BUDGET = "out_of_budget"  # money is spent: nothing runs until the budget is raised
     UNAVAILABLE = "unavailable"  # an engine is away; the same request may work later
     INTERNAL = "internal"  # ours to mend
 
@@ -101,7 +103,7 @@ class Conflict(GatewayError):
 
 
 class Exhausted(GatewayError):
-    """A quota, a budget or a queue is full."""
+    """A quota or a queue is full."""
 
     kind = Kind.EXHAUSTED
     default_code = "exhausted"

@@ -115,5 +115,14 @@ PAYLOAD_KINDS: Mapping[type[Payload], OperationKind] = {
 }
 
 
+def billed_tokens(payload: Payload) -> int | None:
+    """Return the model-input tokens that ``payload`` is billed for once it is completed; None: it is not metered."""
+    match payload:
+        case Forward() | ForwardBackward():
+            return sum(datum.length for datum in payload.data)
+        case _:
+            return None
+
+
 def kind_of(payload: Payload) -> OperationKind:
     return PAYLOAD_KINDS[type(payload)]

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import Invalid
@@ -81,11 +82,41 @@ class SampledSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """The engine's own counts. ``cached`` prompt tokens are part of ``prompt``."""
+    """The engine's own counts of one call. ``cached`` prompt tokens are part of ``prompt``.
 
+    ``extra_prompt`` and ``extra_sampled`` tokens were computed beside and are nobody's bill: an engine counts a prompt
+    again for each of its samples, and generates a token to score a prompt. ``engine`` is its address.
+    """
+
+    engine: str
     prompt: int
     cached: int
     sampled: int
+    extra_prompt: int = 0
+    extra_sampled: int = 0
+
+    def without_sampled(self) -> "TokenCounts":
+        """Return the counts of a call that scores its prompt: the token generated for it is nobody's bill."""
+        return replace(self, sampled=0, extra_sampled=self.sampled + self.extra_sampled)
+
+    def unbilled(self) -> "TokenCounts":
+        """Return the counts of a call that nobody pays for."""
+        return TokenCounts(
+            engine=self.engine,
+            prompt=0,
+            cached=0,
+            sampled=0,
+            extra_prompt=self.prompt + self.extra_prompt,
+            extra_sampled=self.sampled + self.extra_sampled,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAnswer:
+    """A JSON answer, or one chunk of a streamed one, and the address of the engine that gave it."""
+
+    engine: str
+    document: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,18 @@ from typing import assert_never
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import Conflict, Invalid, SequenceReused
 from gateway.core.ids import KeyId, ProjectId, SessionId
+from gateway.core.ledger import WorstCase
 from gateway.core.operations import MAX_SEQ, Operation
-from gateway.core.payloads import Forward, ForwardBackward, LoadState, OptimStep, Payload, SaveState, SaveWeights
+from gateway.core.payloads import (
+    Forward,
+    ForwardBackward,
+    LoadState,
+    OptimStep,
+    Payload,
+    SaveState,
+    SaveWeights,
+    billed_tokens,
+)
 from gateway.core.ports import UnitOfWork
 from gateway.core.sessions import Session
 from gateway.core.validation import check_forward, check_optim_step
@@ -58,6 +68,7 @@ async def submit(
     Raises:
         NotFound: no such session in the project, or (load_state) no such state.
         SequenceReused: ``seq`` is taken by other content.
+        OutOfBudget: what the operation costs does not fit into a budget; nothing was queued.
         Conflict: the session no longer accepts work; the seq has been passed; the key was used for other content.
         Invalid: seq out of range; load_state of a version that does not fit the session.
     """
@@ -90,9 +101,23 @@ async def submit(
         )
     if isinstance(payload, LoadState):
         await _check_load(unit, session, payload)
-    return await unit.operations.add(
+    operation = await unit.operations.add(
         session=session, key_id=key_id, seq=seq, payload=payload, digest=digest, idempotency_key=idempotency_key
     )
+    tokens = billed_tokens(payload)
+    if tokens:
+        await unit.ledger.hold(
+            WorstCase(
+                source=operation.id,
+                project_id=project_id,
+                key_id=key_id,
+                session_id=session_id,
+                base_model=session.base_model,
+                trained=tokens,
+                ours=False,
+            )
+        )
+    return operation
 
 
 async def _check_load(unit: UnitOfWork, session: Session, payload: LoadState) -> None:

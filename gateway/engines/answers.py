@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from gateway.core.counts import counts_of
 from gateway.core.errors import GatewayError, Internal, Invalid, Unavailable
 from gateway.core.sampling import Generation, SampledSequence, SampleRequest, StopReason, TokenCounts
 
@@ -54,8 +55,9 @@ def error_of(status: int, document: Any) -> GatewayError:
     )
 
 
-def check_finished(document: Mapping[str, Any]) -> None:
-    """Check an OpenAI answer or stream chunk: an aborted sequence is a failure, never a short answer.
+def check_finished(document: Mapping[str, Any], *, aborted: bool = False) -> None:
+    """Check an OpenAI answer or stream chunk: an aborted sequence is a failure, never a short answer, unless we are
+    the ones who ``aborted`` it.
 
     Raises:
         Unavailable, Invalid: the engine aborted, failed or refused.
@@ -63,7 +65,7 @@ def check_finished(document: Mapping[str, Any]) -> None:
     if "error" in document:
         raise error_of(_status_in(document["error"]), document)
     for choice in document.get("choices", ()):
-        if choice.get("finish_reason") in ("abort", "error"):
+        if choice.get("finish_reason") == "error" or (choice.get("finish_reason") == "abort" and not aborted):
             raise Unavailable("the engine aborted the request", code="engine_aborted")
 
 
@@ -76,7 +78,7 @@ def _object(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def generation_of(request: SampleRequest, document: Mapping[str, Any]) -> Generation:
+def generation_of(request: SampleRequest, document: Mapping[str, Any], *, engine: str) -> Generation:
     """Read the answer to one prompt.
 
     Raises:
@@ -92,19 +94,13 @@ def generation_of(request: SampleRequest, document: Mapping[str, Any]) -> Genera
         sequences=tuple(_sequence(choice) for choice in choices),
         prompt_logprobs=prompt_logprobs if request.prompt_logprobs else None,
         topk_prompt_logprobs=topk if request.topk_prompt_logprobs else None,
-        counts=counts_of(document),
+        counts=counts_of(document["usage"], engine=engine, samples=request.num_samples),
     )
 
 
-def counts_of(document: Mapping[str, Any]) -> TokenCounts:
-    """Read ``usage``."""
-    usage = document["usage"]
-    details = _object(usage.get("prompt_tokens_details"))
-    return TokenCounts(
-        prompt=usage["prompt_tokens"],
-        cached=details.get("cached_tokens") or 0,
-        sampled=usage.get("completion_tokens") or 0,
-    )
+def probe_counts(document: Mapping[str, Any], *, engine: str) -> TokenCounts:
+    """Read the ``usage`` of an answer that nobody pays for."""
+    return counts_of(document["usage"], engine=engine, samples=1).unbilled()
 
 
 def prompt_scores(tokens: Sequence[int], entries: Sequence[Mapping[str, Any] | None]) -> tuple[float | None, ...]:

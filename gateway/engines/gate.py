@@ -8,14 +8,14 @@ from typing import NoReturn
 from gateway.core.canary import Canary, CanaryMismatch, judge
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import GatewayError, Invalid, Unavailable
-from gateway.core.ports import Artifacts, CorruptArtifact
+from gateway.core.ports import Artifacts, CorruptArtifact, Probe, Probes
 from gateway.core.validation import check_tokens
 from gateway.core.versions import CanaryReport, Version, VersionKind
 from gateway.engines.answers import EngineFault, UnknownAdapter
-from gateway.engines.vllm import Vllm
+from gateway.engines.vllm import Count, Vllm
 
 
-async def admit(engine: Vllm, version: Version, base: BaseModel, artifacts: Artifacts) -> CanaryReport:
+async def admit(engine: Vllm, version: Version, base: BaseModel, artifacts: Artifacts, probes: Probes) -> CanaryReport:
     """Verify ``version``'s files, load it under its own id, and judge its canary. What fails is unloaded again.
 
     Raises:
@@ -28,29 +28,56 @@ async def admit(engine: Vllm, version: Version, base: BaseModel, artifacts: Arti
     if (manifest.kind, manifest.version_id, manifest.base_model) != (VersionKind.ADAPTER, version.id, base.name):
         raise CorruptArtifact(f"the manifest of {version.id} is of {manifest.kind} {manifest.version_id}")
     canary = _checked(manifest.canary, version, base)
-    await _load(engine, version, base, canary, artifacts)
+    async with probes.probing(_probe(engine, version, base, canary)) as count:
+        return await _judged(engine, version, base, canary, artifacts, started, count)
+
+
+async def _judged(
+    engine: Vllm,
+    version: Version,
+    base: BaseModel,
+    canary: Canary,
+    artifacts: Artifacts,
+    started: float,
+    count: Count,
+) -> CanaryReport:
+    await _load(engine, version, base, canary, artifacts, count)
     try:
         by_generating = version.lora.train_unembed and not engine.exact_prompt_scores
-        scores = await _scores(engine, version.id, canary, by_generating=by_generating)
-        control = await _scores(engine, base.name, canary, by_generating=by_generating)
+        scores = await _scores(engine, version.id, canary, count, by_generating=by_generating)
+        control = await _scores(engine, base.name, canary, count, by_generating=by_generating)
         seconds = time.monotonic() - started
         return judge(canary, scores, control, dtype=base.dtype, engine=engine.url, seconds=seconds)
     except (EngineFault, Invalid) as error:
         await engine.unload_adapter(version.id)
-        await _refuse(engine, base, canary, error)
+        await _refuse(engine, base, canary, error, count)
     except CanaryMismatch:
         await engine.unload_adapter(version.id)
         raise
 
 
-async def _load(engine: Vllm, version: Version, base: BaseModel, canary: Canary, artifacts: Artifacts) -> None:
+def _probe(engine: Vllm, version: Version, base: BaseModel, canary: Canary) -> Probe:
+    """Say what judging a canary costs at most: scored three times, twice of them position by position."""
+    lengths = [len(tokens) for tokens in canary.tokens]
+    return Probe(
+        engine=engine.url,
+        base_model=base.name,
+        version_id=version.id,
+        prompt_tokens=sum(3 * length + 2 * length * length for length in lengths),
+        sample_tokens=sum(3 + 2 * length for length in lengths),
+    )
+
+
+async def _load(
+    engine: Vllm, version: Version, base: BaseModel, canary: Canary, artifacts: Artifacts, count: Count
+) -> None:
     try:
         await engine.load_adapter(version.id, artifacts.path(version.location))
     except (EngineFault, UnknownAdapter, Invalid) as error:  # the second: its files are not those of an adapter
-        await _refuse(engine, base, canary, error)
+        await _refuse(engine, base, canary, error, count)
 
 
-async def _refuse(engine: Vllm, base: BaseModel, canary: Canary, error: GatewayError) -> NoReturn:
+async def _refuse(engine: Vllm, base: BaseModel, canary: Canary, error: GatewayError, count: Count) -> NoReturn:
     """The engine failed on this adapter. When it can still score the canary with the base model, the adapter is to
     blame (refused tensors, NaN in the answer); else nothing is known.
 
@@ -58,7 +85,7 @@ async def _refuse(engine: Vllm, base: BaseModel, canary: Canary, error: GatewayE
         CanaryMismatch, Unavailable: as said.
     """
     try:
-        await engine.score(base.name, canary.tokens)
+        await engine.score(base.name, canary.tokens, count)
     except GatewayError as control:
         raise Unavailable("the engine fails for any model", code="engine_fault") from control
     raise CanaryMismatch("the engine cannot compute with this adapter", code="engine_refused_adapter") from error
@@ -81,11 +108,13 @@ def _checked(canary: Canary | None, version: Version, base: BaseModel) -> Canary
     return canary
 
 
-async def _scores(engine: Vllm, model: str, canary: Canary, *, by_generating: bool) -> Sequence[Sequence[float]]:
+async def _scores(
+    engine: Vllm, model: str, canary: Canary, count: Count, *, by_generating: bool
+) -> Sequence[Sequence[float]]:
     if by_generating:
-        scores = [await engine.score_by_generating(model, tokens) for tokens in canary.tokens]
+        scores = [await engine.score_by_generating(model, tokens, count) for tokens in canary.tokens]
     else:
-        scores = await engine.score(model, canary.tokens)
+        scores = await engine.score(model, canary.tokens, count)
     finite = [[score for score in sequence if score is not None] for sequence in scores]
     if sum(map(len, finite)) != sum(map(len, scores)):
         raise CanaryMismatch("the engine finds no finite probability for a token of the canary")

@@ -86,6 +86,7 @@ def launch_vllm(spec: EngineSpec) -> Launch:
         *("--logprobs-mode", "processed_logprobs"),
         *("--max-logprobs", "20"),
         "--enable-prompt-tokens-details",
+        "--enable-scale-out",  # for /inference/v1/abort_requests, which aborts without losing the count
         "--no-enable-log-requests",
         "--disable-uvicorn-access-log",
     ]

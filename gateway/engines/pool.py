@@ -14,12 +14,12 @@ from typing import Any, Self, TypeVar, cast
 
 from gateway.core.catalog import BaseModel, Catalog
 from gateway.core.errors import Invalid, Unavailable
-from gateway.core.ports import Artifacts, EngineHealth
-from gateway.core.sampling import Generation, SampleRequest, Target, check_sample_request
+from gateway.core.ports import Artifacts, EngineHealth, EngineMetrics, Probes
+from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, Target, TokenCounts, check_sample_request
 from gateway.core.validation import check_tokens
 from gateway.core.versions import CanaryReport, Version, VersionKind, VersionState
 from gateway.engines.answers import UnknownAdapter
-from gateway.engines.replica import Replica
+from gateway.engines.replica import Replica, Unrecorded
 from gateway.engines.vllm import Vllm
 
 T = TypeVar("T")
@@ -30,10 +30,15 @@ _CHAT_FIELDS = ("messages", "tools", "chat_template_kwargs", "add_generation_pro
 class EnginePool:
     """The Engines port over vLLM servers. Use as an async context manager."""
 
-    def __init__(self, catalog: Catalog, artifacts: Artifacts, *, key: str, timeout_s: float) -> None:
+    def __init__(
+        self, catalog: Catalog, artifacts: Artifacts, *, key: str, timeout_s: float, probes: Probes | None = None
+    ) -> None:
         self._open = AsyncExitStack()
         self._replicas: Mapping[str, tuple[Replica, ...]] = {
-            base.name: tuple(Replica(Vllm(url, key=key, timeout_s=timeout_s), base, artifacts) for url in base.engines)
+            base.name: tuple(
+                Replica(Vllm(url, key=key, timeout_s=timeout_s), base, artifacts, probes or Unrecorded())
+                for url in base.engines
+            )
             for base in catalog.models.values()
         }
 
@@ -56,15 +61,17 @@ class EnginePool:
 
         return await self._answer(target, ask)
 
-    async def complete(self, target: Target, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def complete(self, target: Target, route: str, body: Mapping[str, Any]) -> EngineAnswer:
         _check_ids(body, target.base)
 
-        async def ask(replica: Replica, model: str) -> Mapping[str, Any]:
+        async def ask(replica: Replica, model: str) -> EngineAnswer:
             return await replica.engine.complete(model, route, body)
 
         return await self._answer(target, ask)
 
-    async def stream(self, target: Target, route: str, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
+    async def stream(
+        self, target: Target, route: str, body: Mapping[str, Any], stop: asyncio.Event
+    ) -> AsyncGenerator[EngineAnswer]:
         """Chunks carry ``usage`` so far; the last has no choices and the total, also when the caller did not ask."""
         _check_ids(body, target.base)
         replica = self._choose(_checked(target))
@@ -72,7 +79,7 @@ class EnginePool:
             try:
                 async with (
                     replica.serving(target.version) as model,
-                    aclosing(replica.engine.stream(model, route, body)) as chunks,
+                    aclosing(replica.engine.stream(model, route, body, stop)) as chunks,
                 ):
                     async for chunk in chunks:
                         yield chunk
@@ -130,6 +137,15 @@ class EnginePool:
         return [
             EngineHealth(url=replica.engine.url, ready=answered, adapters=len(replica.loaded))
             for replica, answered in zip(replicas, ready, strict=True)
+        ]
+
+    async def metrics(self) -> Sequence[EngineMetrics]:
+        replicas = [replica for replicas in self._replicas.values() for replica in replicas]
+        texts = await asyncio.gather(*(replica.engine.metrics() for replica in replicas), return_exceptions=True)
+        return [
+            EngineMetrics(url=replica.engine.url, base_model=replica.base.name, text=text)
+            for replica, text in zip(replicas, texts, strict=True)
+            if isinstance(text, str)
         ]
 
     def _choose(self, base: BaseModel) -> Replica:
@@ -196,5 +212,15 @@ async def _generate(engine: Vllm, model: str, target: Target, request: SampleReq
         )
     plain = dataclasses.replace(request, prompt_logprobs=False)
     generation = await engine.generate(model, plain, context_length=length)
-    scores = await engine.score_by_generating(model, request.prompt)
-    return dataclasses.replace(generation, prompt_logprobs=(None, *scores))
+    counts = generation.counts
+
+    def count(more: TokenCounts) -> None:
+        nonlocal counts
+        counts = dataclasses.replace(
+            counts,
+            extra_prompt=counts.extra_prompt + more.extra_prompt,
+            extra_sampled=counts.extra_sampled + more.extra_sampled,
+        )
+
+    scores = await engine.score_by_generating(model, request.prompt, count)
+    return dataclasses.replace(generation, prompt_logprobs=(None, *scores), counts=counts)

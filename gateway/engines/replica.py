@@ -1,10 +1,11 @@
 """One engine as the pool uses it: its client, its turns, what it holds, whether it was lost."""
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from gateway.core.catalog import BaseModel
-from gateway.core.ports import Artifacts
+from gateway.core.ports import Artifacts, Probe, Probes
+from gateway.core.sampling import TokenCounts
 from gateway.core.versions import CanaryReport, Version
 from gateway.engines import gate
 from gateway.engines.answers import EngineLost
@@ -13,15 +14,24 @@ from gateway.engines.vllm import Vllm
 from gateway.engines.vllm_adapters import LoadedVersions, Turns
 
 
+class Unrecorded:
+    """Probes that nobody keeps account of."""
+
+    @asynccontextmanager
+    async def probing(self, probe: Probe) -> AsyncGenerator[Callable[[TokenCounts], None]]:
+        yield lambda counts: None
+
+
 class Replica:
     """One engine and what is known of it."""
 
-    def __init__(self, engine: Vllm, base: BaseModel, artifacts: Artifacts) -> None:
+    def __init__(self, engine: Vllm, base: BaseModel, artifacts: Artifacts, probes: Probes) -> None:
         self.engine = engine
         self.base = base
         self.in_flight = 0
         self.lost = False
         self._artifacts = artifacts
+        self._probes = probes
         self._turns = Turns(max(1, base.max_loras - 1))
         self.loaded = LoadedVersions(
             self._turns, capacity=CPU_LORAS_PER_SLOT * base.max_loras, unload=self.engine.unload_adapter
@@ -31,7 +41,7 @@ class Replica:
         """Load ``version`` through the gate unless it is here."""
         with self._watched():
             return await self.loaded.ensure(
-                version.id, lambda: gate.admit(self.engine, version, self.base, self._artifacts)
+                version.id, lambda: gate.admit(self.engine, version, self.base, self._artifacts, self._probes)
             )
 
     @asynccontextmanager

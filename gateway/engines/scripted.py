@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class ScriptedEngine:
     most_adapters: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    aborted: set[str] = field(default_factory=set[str])
+    started_at: float = field(default_factory=time.time)
 
     def fingerprint(self, model: str) -> str:
         if model == self.served_name:
@@ -101,12 +104,18 @@ def create_scripted_app(engine: ScriptedEngine) -> Starlette:
 
     async def metrics(_: Request) -> Response:
         lines = {
+            "process_start_time_seconds": engine.started_at,
             "vllm:num_requests_running": engine.running.total(),
+            "vllm:num_requests_waiting": 0,
             "vllm:prompt_tokens_total": engine.prompt_tokens,
             "vllm:generation_tokens_total": engine.generation_tokens,
             "scripted:most_adapters_at_once": engine.most_adapters,
         }
         return PlainTextResponse("".join(f"{name} {value}\n" for name, value in lines.items()))
+
+    async def abort(request: Request) -> Response:
+        engine.aborted.update((await request.json())["request_ids"])
+        return Response()
 
     async def completions(request: Request) -> Response:
         body = await request.json()
@@ -138,6 +147,7 @@ def create_scripted_app(engine: ScriptedEngine) -> Starlette:
             guarded("/v1/models", models, "GET"),
             guarded("/v1/load_lora_adapter", load, "POST"),
             guarded("/v1/unload_lora_adapter", unload, "POST"),
+            guarded("/inference/v1/abort_requests", abort, "POST"),
             guarded("/v1/completions", completions, "POST"),
             guarded("/v1/chat/completions", chat, "POST"),
         ],
@@ -159,9 +169,9 @@ async def answer(
     except Refused as error:
         raise HTTPException(400, str(error)) from None
     prompt_tokens = sum(len(prompt) for prompt in prompts)
-    engine.prompt_tokens += prompt_tokens
     if body.get("stream"):
-        stream = events(engine, body, draws, prompt_tokens=prompt_tokens, chat=chat)
+        name = request.headers.get("x-request-id", "")
+        stream = events(engine, body, draws, prompts=prompts, name=name, chat=chat)
         return StreamingResponse(stream, media_type="text/event-stream")
     with Running(engine, body["model"]):
         choices: list[dict[str, Any]] = []
@@ -169,7 +179,7 @@ async def answer(
         for index, one in enumerate(draws):
             drawn: list[Drawn] = []
             for token in draw(one):
-                await pause(engine, request)
+                await pause(engine, one, first=not drawn, request=request)
                 drawn.append(token)
             choices.append(choice_of(index, one, drawn, body, chat=chat))
             sampled += len(drawn)
@@ -186,9 +196,10 @@ async def answer(
     )
 
 
-async def pause(engine: ScriptedEngine, request: Request | None) -> None:
-    """Spend a token's time; stop when the client is gone."""
+async def pause(engine: ScriptedEngine, one: Draw, *, first: bool, request: Request | None = None) -> None:
+    """Count a token, and with a sequence's first one its prompt, as vLLM does; spend its time, if the client stays."""
     engine.generation_tokens += 1
+    engine.prompt_tokens += len(one.prompt) if first else 0
     if engine.token_delay_s:
         await asyncio.sleep(engine.token_delay_s)
         if request is not None and await request.is_disconnected():
@@ -196,27 +207,44 @@ async def pause(engine: ScriptedEngine, request: Request | None) -> None:
 
 
 async def events(
-    engine: ScriptedEngine, body: Mapping[str, Any], draws: Sequence[Draw], *, prompt_tokens: int, chat: bool
+    engine: ScriptedEngine,
+    body: Mapping[str, Any],
+    draws: Sequence[Draw],
+    *,
+    prompts: Sequence[Sequence[int]],
+    name: str,
+    chat: bool,
 ) -> AsyncIterator[str]:
-    """Server-sent events, one token each, then the usage, then the end mark."""
+    """Server-sent events, one token each, then the usage, then the end mark. An abort ends every sequence at once."""
     sampled = 0
     options: Mapping[str, Any] = body.get("stream_options") or {}
     kind = "chat.completion.chunk" if chat else "text_completion"
     shape = {"id": "scripted", "created": 0, "model": body["model"], "object": kind}
+    names = {f"chatcmpl-{name}", *(f"cmpl-{name}-{index}" for index in range(len(prompts)))}
+
+    def chunk(index: int, one: Draw, drawn: Sequence[Drawn], so_far: int) -> str:
+        choice = choice_of(index, one, drawn, {**body, "prompt_logprobs": None}, chat=chat)
+        if chat:
+            choice["delta"] = choice.pop("message")
+        document = {**shape, "choices": [choice]}
+        if options.get("continuous_usage_stats"):
+            document["usage"] = usage(len(one.prompt), so_far)
+        return f"data: {json.dumps(document)}\n\n"
+
     with Running(engine, body["model"]):
         for index, one in enumerate(draws):
-            for token in draw(one):
-                await pause(engine, None)
+            if names & engine.aborted:
+                break
+            for so_far, token in enumerate(draw(one), start=1):
+                await pause(engine, one, first=so_far == 1)
                 sampled += 1
-                choice = choice_of(index, one, [token], {**body, "prompt_logprobs": None}, chat=chat)
-                if chat:
-                    choice["delta"] = choice.pop("message")
-                chunk = {**shape, "choices": [choice]}
-                if options.get("continuous_usage_stats"):
-                    chunk["usage"] = usage(prompt_tokens, sampled)
-                yield f"data: {json.dumps(chunk)}\n\n"
+                yield chunk(index, one, [token], so_far)
+                if names & engine.aborted:
+                    break
+    engine.aborted -= names
     if options.get("include_usage"):
-        yield f"data: {json.dumps({**shape, 'choices': [], 'usage': usage(prompt_tokens, sampled)})}\n\n"
+        total = usage(sum(map(len, prompts)), sampled)
+        yield f"data: {json.dumps({**shape, 'choices': [], 'usage': total})}\n\n"
     yield "data: [DONE]\n\n"
 
 

@@ -4,7 +4,10 @@ Every request names all sampling fields, so that no default of a model or a serv
 is EngineLost, an unknown name UnknownAdapter; both are Unavailable and carry nothing of the engine's text.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -13,7 +16,7 @@ import httpx
 import orjson
 
 from gateway.core.errors import Internal, Invalid, Unavailable
-from gateway.core.sampling import Generation, SampleRequest
+from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, TokenCounts
 from gateway.engines.answers import (
     EngineLost,
     UnknownAdapter,
@@ -21,6 +24,7 @@ from gateway.engines.answers import (
     error_of,
     generation_of,
     next_token_scores,
+    probe_counts,
     prompt_scores,
 )
 from gateway.engines.launch import EXACT_PROMPT_SCORES
@@ -29,6 +33,9 @@ CONNECT_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 2.0
 KEEP_ALIVE_S = 4.0  # vLLM closes idle connections after 5 s; a socket must not be picked up in that moment
 
+Count = Callable[[TokenCounts], None]
+
+_ABORT_AGAIN_S = 0.2
 _POSITIONS_AT_ONCE = 64  # positions of a sequence scored in one request; vLLM takes 128 logprob_token_ids
 
 _NEUTRAL: Mapping[str, Any] = {
@@ -128,12 +135,18 @@ class Vllm:
         }
         if request.prompt_logprobs or request.topk_prompt_logprobs:
             body["prompt_logprobs"] = request.topk_prompt_logprobs
-        return generation_of(request, await self._post("/v1/completions", body))
+        return generation_of(request, await self._post("/v1/completions", body), engine=self.url)
 
-    async def score(self, model: str, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float | None]]:
-        """Return the log-probabilities of ``sequence[1:]`` at temperature 1 for each sequence."""
+    async def score(
+        self, model: str, sequences: Sequence[Sequence[int]], count: Count
+    ) -> Sequence[Sequence[float | None]]:
+        """Return the log-probabilities of ``sequence[1:]`` at temperature 1 for each sequence.
+
+        ``count`` hears what the engine counted for it.
+        """
         body = {**_NEUTRAL, "model": model, "prompt": [list(tokens) for tokens in sequences]}
         document = await self._post("/v1/completions", {**body, "max_tokens": 1, "prompt_logprobs": 0})
+        count(probe_counts(document, engine=self.url))
         check_finished(document)
         choices = sorted(document["choices"], key=lambda choice: choice["index"])
         return [
@@ -141,7 +154,7 @@ class Vllm:
             for tokens, choice in zip(sequences, choices, strict=True)
         ]
 
-    async def score_by_generating(self, model: str, tokens: Sequence[int]) -> Sequence[float | None]:
+    async def score_by_generating(self, model: str, tokens: Sequence[int], count: Count) -> Sequence[float | None]:
         """Return what ``score`` returns for one sequence, each token scored as if it were about to be sampled: exact
         also where an engine leaves a LoRA on lm_head out of its prompt scores."""
         scores: list[float | None] = []
@@ -157,28 +170,36 @@ class Vllm:
                 "return_tokens_as_token_ids": True,
             }
             document = await self._post("/v1/completions", body)
+            count(probe_counts(document, engine=self.url))
             scores += next_token_scores(targets, document)
         return scores
 
-    async def complete(self, model: str, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def complete(self, model: str, route: str, body: Mapping[str, Any]) -> EngineAnswer:
         """POST an OpenAI body to ``/v1/{route}``; sampling fields it leaves out are sent as neutral ones."""
         document = await self._post(f"/v1/{route}", {**_explicit(body), "model": model, "stream": False})
         check_finished(document)
-        return document
+        return EngineAnswer(engine=self.url, document=document)
 
-    async def stream(self, model: str, route: str, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
-        """As ``complete``, streamed. Every chunk carries ``usage`` so far, and a last one without choices the total.
+    async def stream(
+        self, model: str, route: str, body: Mapping[str, Any], stop: asyncio.Event
+    ) -> AsyncGenerator[EngineAnswer]:
+        """As ``complete``, streamed. Every chunk carries its sequence's ``usage`` so far, and a last one without
+        choices the total.
 
-        Closing the generator closes the connection, which aborts the engine's work.
+        Once ``stop`` is set, the engine is told to abort, and the stream goes on to that last chunk: then nothing that
+        the engine has counted was lost on the way. Closing the generator closes the connection, which aborts as well,
+        but loses the count.
 
         Raises:
             Unavailable: also when the stream ends before its end mark.
         """
         asked = {**_explicit(body), "model": model, "stream": True}
         asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        name = secrets.token_hex(12)
+        aborting = asyncio.create_task(self._abort(_request_ids(route, name, body), stop))
         try:
-            content = orjson.dumps(asked)
-            async with self._http.stream("POST", f"/v1/{route}", content=content, headers=_JSON) as response:
+            content, headers = orjson.dumps(asked), {**_JSON, "X-Request-Id": name}
+            async with self._http.stream("POST", f"/v1/{route}", content=content, headers=headers) as response:
                 if response.status_code >= 400:
                     raise error_of(response.status_code, _document(await response.aread()))
                 async for line in response.aiter_lines():
@@ -187,11 +208,21 @@ class Vllm:
                     if (data := line.removeprefix("data:").strip()) == "[DONE]":
                         return
                     chunk = _document(data)
-                    check_finished(chunk)
-                    yield chunk
+                    check_finished(chunk, aborted=stop.is_set())
+                    yield EngineAnswer(engine=self.url, document=chunk)
         except httpx.TransportError as error:
             raise _lost(error) from error
+        finally:
+            aborting.cancel()
         raise EngineLost("the engine's stream ended before its end")
+
+    async def _abort(self, request_ids: Sequence[str], stop: asyncio.Event) -> None:
+        """Abort requests once ``stop`` is set; again and again, since the engine may not know them yet."""
+        await stop.wait()
+        while True:
+            with suppress(Unavailable, Invalid):
+                await self._post("/inference/v1/abort_requests", {"request_ids": list(request_ids)})
+            await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def tokenize(self, model: str, body: Mapping[str, Any]) -> Sequence[int]:
         """POST a body to ``/tokenize`` and return the ids."""
@@ -225,6 +256,15 @@ class Vllm:
         if "system_fingerprint" in document:
             self.exact_prompt_scores = document["system_fingerprint"] == EXACT_PROMPT_SCORES
         return document
+
+
+def _request_ids(route: str, name: str, body: Mapping[str, Any]) -> Sequence[str]:
+    """Return what vLLM calls the requests of one body that was sent under the request id ``name``."""
+    if route != "completions":
+        return [f"chatcmpl-{name}"]
+    prompt: Any = body.get("prompt")
+    several = isinstance(prompt, list) and bool(cast("list[Any]", prompt)) and not isinstance(prompt[0], int)
+    return [f"cmpl-{name}-{index}" for index in range(len(cast("list[Any]", prompt)) if several else 1)]
 
 
 _JSON: Mapping[str, str] = {"Content-Type": "application/json"}

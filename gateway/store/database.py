@@ -3,23 +3,24 @@
 ``sqlite:///path`` serves one machine, ``postgresql+psycopg://...`` several. Both pass one suite.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from sqlalchemy import make_url
+from sqlalchemy import Connection, make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import Unavailable
-from gateway.core.ports import Wakeups
+from gateway.core.ports import Ledger, Wakeups
 from gateway.store.blobs import SqlBlobStore
 from gateway.store.collection import SqlCollectionStore
 from gateway.store.failures import is_away, is_full
 from gateway.store.keys import SqlKeyStore
 from gateway.store.locks import SqlLockStore
+from gateway.store.no_ledger import NoLedger
 from gateway.store.operations import SqlOperationStore
 from gateway.store.postgres import open_postgres
 from gateway.store.samples import SqlSampleStore
@@ -33,13 +34,15 @@ from gateway.store.usage import SqlUsageStore
 from gateway.store.versions import SqlVersionStore
 from gateway.store.work import SqlWorkStore
 
+T = TypeVar("T")
+LedgerFactory = Callable[[Transaction], Ledger]
 SERVER_WAIT_S = 60.0  # how long a gateway or trainer that starts waits for its database server
 
 
 class SqlUnit:
     """UnitOfWork on one transaction."""
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: Transaction, ledger: LedgerFactory) -> None:
         self.blobs = SqlBlobStore(transaction)
         self.sessions = SqlSessionStore(transaction)
         self.operations = SqlOperationStore(transaction)
@@ -52,6 +55,7 @@ class SqlUnit:
         self.score_work = SqlScoreWorkStore(transaction)
         self.locks = SqlLockStore(transaction)
         self.collection = SqlCollectionStore(transaction)
+        self.ledger = ledger(transaction)
 
 
 class Transactions(Protocol):
@@ -67,14 +71,15 @@ class Transactions(Protocol):
 
     def read(self) -> AbstractAsyncContextManager[Transaction]: ...
 
-    def write(self) -> AbstractAsyncContextManager[Transaction]: ...
+    def write(self, *, durable: bool = True) -> AbstractAsyncContextManager[Transaction]: ...
 
 
 class SqlDatabase:
     """Database on SQL. ``wakeups`` tells when somebody, in any process, committed something worth a look."""
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: Transactions, ledger: LedgerFactory) -> None:
         self._transactions = transactions
+        self._ledger = ledger
 
     @property
     def wakeups(self) -> Wakeups:
@@ -94,18 +99,38 @@ class SqlDatabase:
         """
         with _translated():
             async with self._transactions.read() as transaction:
-                yield SqlUnit(transaction)
+                yield SqlUnit(transaction, self._ledger)
 
     @asynccontextmanager
-    async def write(self) -> AsyncGenerator[SqlUnit]:
-        """Open a unit of work; leaving it normally returns when it is durable.
+    async def write(self, *, durable: bool = True) -> AsyncGenerator[SqlUnit]:
+        """Open a unit of work; leaving it normally returns when it is committed, and ``durable`` if asked for.
 
         Raises:
             Unavailable: the database is away, or could not commit; the same request may work later.
         """
         with _translated():
-            async with self._transactions.write() as transaction:
-                yield SqlUnit(transaction)
+            async with self._transactions.write(durable=durable) as transaction:
+                yield SqlUnit(transaction, self._ledger)
+
+    async def look(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work``, which only reads, on the connection of a consistent read: for those with tables of their own.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        with _translated():
+            async with self._transactions.read() as transaction:
+                return await transaction.look(work)
+
+    async def change(self, work: Callable[[Connection], T], *, durable: bool = True) -> T:
+        """Run ``work`` on the connection of a unit of its own.
+
+        Raises:
+            Unavailable: the database is away, or could not commit.
+        """
+        with _translated():
+            async with self._transactions.write(durable=durable) as transaction:
+                return await transaction.change(work)
 
 
 @contextmanager
@@ -131,11 +156,13 @@ async def open_database(
     clock: Clock | None = None,
     wait_s: float = 0.0,
     allow_weak_durability: bool = False,
+    ledger: LedgerFactory | None = None,
 ) -> AsyncIterator[SqlDatabase]:
     """Connect to a migrated database; large blobs go to files under ``blob_dir``.
 
     A server that is not up yet (it may be replaying its log after a crash) is waited for, ``wait_s`` seconds. With
-    ``allow_weak_durability`` a server that may lose acknowledged commits is used all the same, with a warning.
+    ``allow_weak_durability`` a server that may lose acknowledged commits is used all the same, with a warning. Without
+    a ``ledger`` nothing is held and nothing can be asked about money; usage facts are recorded all the same.
 
     Raises:
         ValueError: a URL of another kind.
@@ -156,4 +183,4 @@ async def open_database(
     async with AsyncExitStack() as stack:
         with _translated():
             transactions = await stack.enter_async_context(opened)
-        yield SqlDatabase(transactions)
+        yield SqlDatabase(transactions, ledger or NoLedger)

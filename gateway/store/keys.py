@@ -5,8 +5,10 @@ from datetime import datetime
 
 from sqlalchemy import RowMapping, and_, select, update
 
+from gateway.core.errors import Invalid
 from gateway.core.ids import KeyId, ProjectId, new_project_id
 from gateway.core.principals import Key, Scope
+from gateway.core.usage import HOUSE, HOUSE_NAME
 from gateway.store.tables import keys, projects
 from gateway.store.text import missing, require_storable
 from gateway.store.text import storable as _storable
@@ -21,10 +23,16 @@ class SqlKeyStore:
 
     async def ensure_project(self, name: str) -> ProjectId:
         require_storable(name, "project")
+        if name == HOUSE_NAME:
+            raise Invalid(f"{HOUSE_NAME} is the gateway's own project", field="project")
         row = {"id": new_project_id(), "name": name, "created_at": self._transaction.clock.now()}
         await self._transaction.insert_new(projects, row)
         rows = await self._transaction.rows(select(projects.c.id).where(projects.c.name == name))
         return ProjectId(rows[0]["id"])
+
+    async def ensure_house(self) -> None:
+        row = {"id": HOUSE, "name": HOUSE_NAME, "created_at": self._transaction.clock.now()}
+        await self._transaction.insert_new(projects, row)
 
     async def add(self, key: Key) -> None:
         require_storable(key.name, "name")

@@ -13,7 +13,7 @@ from gateway.core.codec import decode_outcome
 from gateway.core.errors import Conflict, Invalid, NotFound, SequenceReused
 from gateway.core.ids import KeyId, OperationId, ProjectId, SessionId, new_operation_id
 from gateway.core.operations import FINAL, MAX_SEQ, Operation, Status
-from gateway.core.payloads import Payload, kind_of
+from gateway.core.payloads import Payload, billed_tokens, kind_of
 from gateway.core.results import Outcome
 from gateway.core.sessions import Session
 from gateway.store.blobs import KEPT, SqlBlobStore
@@ -85,6 +85,7 @@ class SqlOperationStore:
             "attempts": 0,
             "created_at": now,
             "window_discarded": False,
+            "tokens": billed_tokens(payload),
         }
         if not await self._transaction.insert_new(operations, row):
             # Only the idempotency key can clash: the session is locked. Another session has it.

@@ -44,7 +44,7 @@ class PostgresTransactions:
                 await transaction.settle()
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[Transaction]:
+    async def write(self, *, durable: bool = True) -> AsyncIterator[Transaction]:
         caller = asyncio.current_task()
         if caller in self._inside:
             raise RuntimeError("a unit of work was opened inside another one: they could wait for each other")
@@ -52,6 +52,8 @@ class PostgresTransactions:
         try:
             async with self._engine.connect() as connection:
                 transaction = self._transaction(connection, read_only=False)
+                if not durable:
+                    await connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
                 try:
                     yield transaction
                 finally:
@@ -59,7 +61,7 @@ class PostgresTransactions:
                 if transaction.announced:
                     await connection.exec_driver_sql(f"NOTIFY {CHANNEL}")
                 await connection.commit()
-                self.commits += 1
+                self.commits += durable
         finally:
             self._inside.discard(caller)
 

@@ -47,8 +47,8 @@ class SqliteTransactions:
                 await transaction.settle()
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[Transaction]:
-        async with self._writer.unit() as transaction:
+    async def write(self, *, durable: bool = True) -> AsyncIterator[Transaction]:
+        async with self._writer.unit(durable=durable) as transaction:
             yield transaction
 
 

@@ -177,6 +177,7 @@ operations = Table(
     Column("window_discarded", Boolean, nullable=False, comment="Its gradient was thrown away unused: no replay"),
     Column("progress_done", Integer, comment="Datums computed, while it runs"),
     Column("progress_total", Integer, comment="Datums to compute"),
+    Column("tokens", BigInteger, comment="Model-input tokens that it is billed for"),
     one_of("status", Status),
     one_of("kind", OperationKind),
     CheckConstraint("seq BETWEEN 1 AND 2147483647", name="seq"),
@@ -272,18 +273,27 @@ versions = Table(
 usage_facts = Table(
     "usage_facts",
     metadata,
-    Column("source", Text, primary_key=True, comment="Operation or sample that consumed the tokens"),
+    Column("source", Text, primary_key=True, comment="Operation or sample that consumed it"),
     Column("meter", Text, primary_key=True, comment="What is counted"),
-    Column("quantity", BigInteger, nullable=False, comment="Tokens"),
+    Column("quantity", BigInteger, nullable=False, comment="Units of the meter"),
     Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="Who pays"),
     Column("key_id", Text, nullable=False, comment="The key that asked"),
     Column("session_id", Text, comment="The session, if any"),
     Column("version_id", Text, comment="The version that answered, if any"),
     Column("base_model", Text, nullable=False, comment="Name in the catalogue: decides the price"),
     Column("at", UtcMicros, nullable=False, comment="When: decides the price"),
+    Column("tag", Text, comment="The customer's own label"),
+    Column("engine", Text, comment="The engine that computed it"),
     one_of("meter", Meter),
     CheckConstraint("quantity > 0", name="quantity"),
     Index("ix_usage_facts_at", "project_id", "at"),
+    Index(
+        "ix_usage_facts_engine",
+        "engine",
+        "at",
+        sqlite_where=text("engine IS NOT NULL"),
+        postgresql_where=text("engine IS NOT NULL"),
+    ),
 )
 
 samples = Table(

@@ -54,6 +54,15 @@ class Transaction:
         self._require_writable()
         return await self._run(lambda connection: connection.execute(statement).mappings().all())
 
+    async def look(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work``, which only reads, on the connection itself."""
+        return await self._run(work)
+
+    async def change(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` on the connection itself."""
+        self._require_writable()
+        return await self._run(work)
+
     async def insert_new(self, table: Table, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
         """Insert the rows that break no unique constraint; return how many were new."""
         return await self.write(self.insert(table).values(values).on_conflict_do_nothing())

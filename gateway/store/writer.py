@@ -4,6 +4,9 @@ One task owns the process's only writing connection. Units queue up; each gets i
 under a savepoint; when nobody waits, the task commits, and only then do the units return. A lone unit pays no
 delay. The write lock of the file is held while a group is open and never in between, because other processes write
 the same file.
+
+A group that starts with a unit that need not be durable takes only such units and commits without fsync: the next
+durable group's fsync covers it, since it syncs the whole log. Until then only a loss of power can take it back.
 """
 
 import asyncio
@@ -37,6 +40,7 @@ def _future() -> "asyncio.Future[Any]":
 class _Unit:
     """One unit of work on its way through the writer."""
 
+    lasting: bool = True  # must survive a loss of power
     turn: "asyncio.Future[Transaction]" = field(default_factory=_future)
     ended: "asyncio.Future[bool]" = field(default_factory=_future)  # True: keep what it did
     durable: "asyncio.Future[None]" = field(default_factory=_future)
@@ -70,6 +74,7 @@ class GroupWriter:
         self._open_transaction = open_transaction
         self._on_change = on_change
         self._queue: asyncio.Queue[_Unit | None] = asyncio.Queue()
+        self._put_back: _Unit | None = None  # waits for a group of its own kind
         self._inside: set[asyncio.Task[Any] | None] = set()
         self._open = False
         self.commits = 0
@@ -87,8 +92,8 @@ class GroupWriter:
             await task
 
     @asynccontextmanager
-    async def unit(self) -> AsyncIterator[Transaction]:
-        """Run one unit of work; leaving it normally returns after the group's commit.
+    async def unit(self, *, durable: bool) -> AsyncIterator[Transaction]:
+        """Run one unit of work; leaving it normally returns after the group's commit, with fsync if ``durable``.
 
         Raises:
             Unavailable: another process held the write lock too long, or the commit failed: nothing was recorded.
@@ -98,7 +103,7 @@ class GroupWriter:
         caller = asyncio.current_task()
         if caller in self._inside:
             raise RuntimeError("a unit of work was opened inside another one: it would wait for itself")
-        unit = _Unit()
+        unit = _Unit(lasting=durable)
         self._queue.put_nowait(unit)
         self._inside.add(caller)
         try:
@@ -115,7 +120,8 @@ class GroupWriter:
 
     async def _run(self) -> None:
         try:
-            while (unit := await self._queue.get()) is not None:
+            while (unit := self._put_back or await self._queue.get()) is not None:
+                self._put_back = None
                 if not unit.ended.done():
                     await self._run_group(unit)
         except BaseException as error:  # nobody may wait for a writer that is gone
@@ -124,6 +130,9 @@ class GroupWriter:
             raise
 
     def _fail_queued(self, error: BaseException) -> None:
+        if self._put_back is not None:
+            self._put_back.fail(error)
+            self._put_back = None
         while not self._queue.empty():
             unit = self._queue.get_nowait()
             if unit is None:
@@ -138,7 +147,7 @@ class GroupWriter:
         unit: _Unit | None = first
         try:
             async with self._connections.connect() as connection:
-                await self._begin(connection)
+                await self._begin(connection, lasting=first.lasting)
                 opened, count, announced = loop.time(), 0, False
                 while unit is not None:
                     if not unit.ended.done():
@@ -149,10 +158,10 @@ class GroupWriter:
                             announced = announced or transaction.announced
                     late = loop.time() - opened >= MAX_GROUP_S and count >= LATE_GROUP_UNITS
                     crowded = late or count >= MAX_GROUP_UNITS
-                    unit = None if crowded else await self._next()
+                    unit = None if crowded else await self._next(lasting=first.lasting)
                 if kept:
                     change = await connection.run_sync(_commit_announced if announced else _commit)
-                    self.commits += 1
+                    self.commits += first.lasting
                     if change is not None:
                         self._on_change(change)
         except BaseException as error:
@@ -182,8 +191,8 @@ class GroupWriter:
         await connection.run_sync(_keep if keep else _undo)
         return transaction if keep else None
 
-    async def _next(self) -> _Unit | None:
-        """Return a unit that waits, None when the group should close."""
+    async def _next(self, *, lasting: bool) -> _Unit | None:
+        """Return a unit that waits, None when the group should close. A ``lasting`` group takes every unit."""
         if self._queue.empty():
             await asyncio.sleep(0)  # tasks that are ready may be about to queue one
         if self._queue.empty():
@@ -191,14 +200,17 @@ class GroupWriter:
         unit = self._queue.get_nowait()
         if unit is None:
             self._queue.put_nowait(None)
+        elif unit.lasting and not lasting:
+            self._put_back = unit
+            return None
         return unit
 
-    async def _begin(self, connection: ThreadConnection) -> None:
+    async def _begin(self, connection: ThreadConnection, *, lasting: bool) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LOCK_TIMEOUT_S
         while True:
             try:
-                await connection.run_sync(_begin)
+                await connection.run_sync(_begin_lasting if lasting else _begin_fleeting)
                 return
             except OperationalError as error:
                 if not is_busy(error) or loop.time() >= deadline:
@@ -207,8 +219,17 @@ class GroupWriter:
             await asyncio.sleep(_LOCK_RETRY_S)
 
 
-def _begin(connection: Connection) -> None:
+def _begin_lasting(connection: Connection) -> None:
+    _begin(connection, "FULL")
+
+
+def _begin_fleeting(connection: Connection) -> None:
+    _begin(connection, "NORMAL")  # in WAL mode: no fsync at commit
+
+
+def _begin(connection: Connection, synchronous: str) -> None:
     try:
+        connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     except OperationalError:
         connection.rollback()

@@ -23,6 +23,7 @@ from gateway.supervisor.children import Child, ChildGaveUp, ChildSpec, RestartPo
 from gateway.supervisor.logfiles import tail
 from gateway.supervisor.machine import inspect_machine
 from gateway.supervisor.models import read_facts, render_catalog
+from gateway.supervisor.nightly import reconcile_nightly
 from gateway.supervisor.options import EngineKind, UpOptions
 from gateway.supervisor.plan import (
     Plan,
@@ -165,6 +166,7 @@ async def _run(
     changes.append(screen)
     switch.control(supervisor)
     url = f"http://{reachable_host(options.host)}:{options.port}"
+    nightly: asyncio.Task[None] | None = None
     running = asyncio.create_task(supervisor.run())
     ready = asyncio.create_task(supervisor.ready())
     screen.show()
@@ -174,6 +176,7 @@ async def _run(
         if not running.done() and not switch.pressed:
             run_dir.write_address(Address(url=url, pid=os.getpid()))
             _announce(options, plan, console, url=url, key=key, log_dir=log_dir)
+            nightly = asyncio.create_task(_reconcile_nightly(options, plan, console, log_dir))
         await running
     except ChildGaveUp as error:
         screen.hide()
@@ -182,9 +185,18 @@ async def _run(
     finally:
         screen.hide()
         ready.cancel()
+        if nightly is not None:
+            nightly.cancel()
+            await asyncio.wait({nightly})
         run_dir.remove_address()
     console.print("Stopped; no process is left.")
     return 0
+
+
+async def _reconcile_nightly(options: UpOptions, plan: Plan, console: Console, log_dir: Path) -> None:
+    url = Settings(data_dir=options.data_dir).resolved_database_url
+    engines = [engine for model in plan.models for engine in model.engines]
+    await reconcile_nightly(url, engines, log_dir / "reconcile.log", lambda line: console.print(escape(line)))
 
 
 def _announce(options: UpOptions, plan: Plan, console: Console, *, url: str, key: str | None, log_dir: Path) -> None:

@@ -23,6 +23,7 @@ from gateway.core.scores import Score
 from gateway.wire.idempotency import FirstAnswers
 
 MAX_IDEMPOTENCY_KEY = 255
+MAX_TAG = 64
 
 OperationFutures = Futures[OperationId, Operation]
 ScoreFutures = Futures[ScoreId, Score]
@@ -120,8 +121,14 @@ def _inference_caller(principal: Caller) -> Principal:
     return principal
 
 
+def _admin_caller(principal: Caller) -> Principal:
+    require(principal, Scope.ADMIN)
+    return principal
+
+
 TrainCaller = Annotated[Principal, Depends(_trainer_caller)]
 InferenceCaller = Annotated[Principal, Depends(_inference_caller)]
+AdminCaller = Annotated[Principal, Depends(_admin_caller)]
 
 
 def _idempotency_key(idempotency_key: Annotated[str | None, Header()] = None) -> str | None:
@@ -135,3 +142,15 @@ def _idempotency_key(idempotency_key: Annotated[str | None, Header()] = None) ->
 
 
 IdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
+
+
+def _tag(x_loopline_tag: Annotated[str | None, Header()] = None) -> str | None:
+    if x_loopline_tag is not None and not (
+        1 <= len(x_loopline_tag) <= MAX_TAG and x_loopline_tag.isascii() and x_loopline_tag.isprintable()
+    ):
+        raise Invalid(f"X-Loopline-Tag must be 1 to {MAX_TAG} printable ASCII characters", field="X-Loopline-Tag")
+    return x_loopline_tag
+
+
+Tag = Annotated[str | None, Depends(_tag)]
+"""The caller's own label for what a sampling call consumes; usage can be grouped by it."""

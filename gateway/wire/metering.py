@@ -1,70 +1,151 @@
-"""From an engine's counts to usage facts and their price."""
+"""From an engine's counts to usage facts, and from a call's worst case to what it did cost."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime
 
+import anyio
+
+from gateway.core.errors import GatewayError, Kind
 from gateway.core.ids import SampleId, SessionId
-from gateway.core.ports import Database, Prices, UnitOfWork
+from gateway.core.ledger import BudgetStanding, WorstCase
+from gateway.core.ports import Database, UnitOfWork
 from gateway.core.principals import Principal
 from gateway.core.sampling import Target, TokenCounts
-from gateway.core.usage import Meter, UsageFact
+from gateway.core.sessions import Session
+from gateway.core.usage import TAG, Meter, UsageFact, house_facts
+
+_REFUSED = frozenset({Kind.INVALID, Kind.NOT_FOUND, Kind.CONFLICT})  # an engine that refuses computes nothing
 
 
-def sampling_facts(
-    counts: TokenCounts,
-    *,
-    sample_id: SampleId,
-    principal: Principal,
-    session_id: SessionId | None,
-    target: Target,
-    at: datetime,
-) -> list[UsageFact]:
-    """Return one fact per meter that counted anything."""
-    quantities = {
-        Meter.PREFILL: counts.prompt - counts.cached,
-        Meter.CACHED_PREFILL: counts.cached,
-        Meter.SAMPLE: counts.sampled,
-    }
-    return [
-        UsageFact(
-            source=sample_id,
-            meter=meter,
-            quantity=quantity,
-            project_id=principal.project_id,
-            key_id=principal.key_id,
-            session_id=session_id,
-            version_id=None if target.version is None else target.version.id,
-            base_model=target.base.name,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call to an engine: who asks, what answers, and what it may consume at most.
+
+    ``prompt`` and ``sampled`` are what would be billed; engines count a prompt once per sequence. What is consumed is
+    labelled with ``tag``, else with the session's own.
+    """
+
+    sample_id: SampleId
+    principal: Principal
+    session: Session | None
+    target: Target
+    tag: str | None
+    prompt: int
+    sampled: int
+    engine_prompt: int
+    engine_sampled: int
+
+    @property
+    def session_id(self) -> SessionId | None:
+        return None if self.session is None else self.session.id
+
+    @property
+    def worst_case(self) -> WorstCase:
+        return WorstCase(
+            source=self.sample_id,
+            project_id=self.principal.project_id,
+            key_id=self.principal.key_id,
+            session_id=self.session_id,
+            base_model=self.target.base.name,
+            prompt=self.prompt,
+            sampled=self.sampled,
+            engine_prompt=self.engine_prompt,
+            engine_sampled=self.engine_sampled,
+            ours=True,
+        )
+
+    def facts(self, counts: TokenCounts, at: datetime) -> list[UsageFact]:
+        """Return one fact per meter that counted anything, and what nobody pays for as facts of the house."""
+        version_id = None if self.target.version is None else self.target.version.id
+        quantities = {
+            Meter.PREFILL: counts.prompt - counts.cached,
+            Meter.CACHED_PREFILL: counts.cached,
+            Meter.SAMPLE: counts.sampled,
+        }
+        billed = [
+            UsageFact(
+                source=self.sample_id,
+                meter=meter,
+                quantity=quantity,
+                project_id=self.principal.project_id,
+                key_id=self.principal.key_id,
+                session_id=self.session_id,
+                version_id=version_id,
+                base_model=self.target.base.name,
+                at=at,
+                tag=self.tag or (None if self.session is None else self.session.user_metadata.get(TAG)),
+                engine=counts.engine,
+            )
+            for meter, quantity in quantities.items()
+            if quantity > 0
+        ]
+        return billed + house_facts(
+            source=f"{self.sample_id}-house",
+            engine=counts.engine,
+            prompt=counts.extra_prompt,
+            sampled=counts.extra_sampled,
+            base_model=self.target.base.name,
+            version_id=version_id,
             at=at,
         )
-        for meter, quantity in quantities.items()
-        if quantity > 0
-    ]
 
 
-async def record(unit: UnitOfWork, facts: Sequence[UsageFact], *, session_id: SessionId | None, at: datetime) -> None:
-    """Add ``facts`` and mark the session as used. Recording the same facts again changes nothing."""
+async def hold(database: Database, call: Call) -> Sequence[BudgetStanding]:
+    """Set aside what ``call`` can cost at most; return the soft limits that are reached.
+
+    Raises:
+        OutOfBudget: nothing may be executed.
+    """
+    async with database.write(durable=False) as unit:
+        await unit.ledger.hold(call.worst_case)
+        return unit.ledger.notices
+
+
+@asynccontextmanager
+async def held(database: Database, call: Call) -> AsyncGenerator[Sequence[BudgetStanding]]:
+    """Hold for the length of a call. A call that fails costs nothing; one that ends well settles itself (``record``).
+
+    Raises:
+        OutOfBudget: nothing may be executed.
+    """
+    notices = await hold(database, call)
+    try:
+        yield notices
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            await give_up(database, call, refused=isinstance(error, GatewayError) and error.kind in _REFUSED)
+        raise
+
+
+async def give_up(database: Database, call: Call, *, refused: bool) -> None:
+    """Release the hold of a call that ended without a count; unless it was ``refused``, the engine may have worked."""
+    async with database.write(durable=False) as unit:
+        if refused:
+            await unit.ledger.settle(call.sample_id, ())
+        else:
+            await unit.ledger.lose(call.sample_id)
+
+
+async def record(unit: UnitOfWork, call: Call, facts: Sequence[UsageFact], at: datetime) -> None:
+    """Add ``facts``, settle the hold and mark the session as used. Recording the same again changes nothing."""
     if facts:
         await unit.usage.add(facts)
-    if session_id is not None:
-        await unit.sessions.touch(session_id, at)
+    await unit.ledger.settle(call.sample_id, facts)
+    if call.session_id is not None:
+        await unit.sessions.touch(call.session_id, at)
 
 
-async def record_alone(
-    database: Database, facts: Sequence[UsageFact], *, session_id: SessionId | None, at: datetime
-) -> None:
-    """As ``record``, in a unit of its own: durable on return."""
-    async with database.write() as unit:
-        await record(unit, facts, session_id=session_id, at=at)
+def cost_headers(cost_nanos: int, notices: Sequence[BudgetStanding]) -> dict[str, str]:
+    """Return the headers that say what an answer cost and which budgets run low."""
+    return {"X-Loopline-Cost-Nanos": str(cost_nanos), **warning_headers(notices)}
 
 
-def cost_nanos(prices: Prices, facts: Iterable[UsageFact]) -> int:
-    """Return the sum of the facts' prices in nano-USD, each at its own time."""
-    return sum(
-        prices.cost_nanos(base_model=fact.base_model, meter=fact.meter, quantity=fact.quantity, at=fact.at)
-        for fact in facts
-    )
-
-
-def quantities(facts: Iterable[UsageFact]) -> Mapping[str, int]:
-    return {fact.meter.value: fact.quantity for fact in facts}
+def warning_headers(notices: Sequence[BudgetStanding]) -> dict[str, str]:
+    """Return the header of reached soft limits, ``key ID: 900 of 1000 nano-USD``; nothing when there are none."""
+    said = [
+        f"{one.budget.scope} {one.budget.scope_id}: {one.used_nanos} of {one.budget.soft_nanos} nano-USD"
+        for one in notices
+    ]
+    return {"X-Loopline-Budget-Warning": "; ".join(said)} if said else {}

@@ -11,6 +11,7 @@ from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
 from gateway.core.errors import Unavailable
 from gateway.core.ids import SessionId
+from gateway.core.ledger import WorstCase
 from gateway.core.ports import Database
 from gateway.core.principals import Principal
 from gateway.core.results import Failure
@@ -56,7 +57,11 @@ class Scorer:
         return score
 
     async def ask(self, request: ScoreRequest, *, asked: str, session_id: SessionId | None) -> Score:
-        """Record a checked request; it counts as a use of the session."""
+        """Record a checked request; it counts as a use of the session, and holds what it costs until it is done.
+
+        Raises:
+            OutOfBudget: nothing was recorded.
+        """
         async with self.database.write() as unit:
             score = await unit.scores.add(
                 request,
@@ -68,6 +73,17 @@ class Scorer:
             )
             if session_id is not None:
                 await unit.sessions.touch(session_id, self.clock.now())
+            await unit.ledger.hold(
+                WorstCase(
+                    source=score.id,
+                    project_id=score.project_id,
+                    key_id=score.key_id,
+                    session_id=session_id,
+                    base_model=score.base_model,
+                    prompt=request.tokens.shape[0],
+                    ours=False,
+                )
+            )
         return score
 
     async def target(self, score: Score, catalog: Catalog) -> Target:

@@ -36,7 +36,7 @@ def test_what_has_no_price_is_never_free() -> None:
     prices = PriceList.parse(table("tiny", "2026-01-01T00:00:00Z"))
     for base_model, meter, at in (
         ("other", "train", NOON),
-        ("tiny", "storage", NOON),
+        ("tiny", "unheard_of", NOON),
         ("tiny", "train", datetime(2025, 12, 31, tzinfo=UTC)),
     ):
         with pytest.raises(UnknownPrice) as refusal:

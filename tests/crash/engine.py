@@ -55,6 +55,8 @@ class Recorded:
         prompts = [tuple(prompt) for prompt in prompts_of(body["prompt"])]
         if body.get("prompt_logprobs") is None or not all(prompt in scores for prompt in prompts):
             return None
+        self._engine.prompt_tokens += sum(map(len, prompts))
+        self._engine.generation_tokens += len(prompts)
         choices = [_scored(index, prompt, scores[prompt]) for index, prompt in enumerate(prompts)]
         return {
             "object": "text_completion",

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.canary import Canary, CanaryMismatch
 from gateway.core.catalog import BaseModel, Catalog
+from gateway.core.counts import StreamCounts
 from gateway.core.errors import Invalid, Unavailable
 from gateway.core.ports import CorruptArtifact
 from gateway.core.sampling import SampleRequest, SamplingParams, StopReason, Target
@@ -202,8 +203,9 @@ async def test_passed_through_token_ids_are_checked_too(
 async def test_a_chat_is_answered_and_streamed_alike(pool: EnginePool, base_target: Target) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "seed": 1}
 
-    whole = await pool.complete(base_target, "chat/completions", body)
-    chunks = [chunk async for chunk in pool.stream(base_target, "chat/completions", body)]
+    whole = (await pool.complete(base_target, "chat/completions", body)).document
+    stream = pool.stream(base_target, "chat/completions", body, asyncio.Event())
+    chunks = [chunk.document async for chunk in stream]
 
     text = "".join(choice["delta"]["content"] for chunk in chunks for choice in chunk["choices"])
     assert text == whole["choices"][0]["message"]["content"]
@@ -217,7 +219,7 @@ async def test_tokenize_gives_the_ids_the_engine_sees(pool: EnginePool, base_tar
 
     tokens = await pool.tokenize(base_target, chat)
 
-    usage = (await pool.complete(base_target, "chat/completions", chat))["usage"]
+    usage = (await pool.complete(base_target, "chat/completions", chat)).document["usage"]
     assert len(tokens) == usage["prompt_tokens"]
     assert await pool.tokenize(base_target, {"prompt": "abc"}) == [97, 98, 99]
     assert await pool.tokenize(base_target, {"prompt": [[1, 2], [3]]}) == [1, 2, 3]
@@ -276,9 +278,10 @@ async def test_an_engine_that_forgot_a_version_is_asked_again_after_loading_it(
     before = await pool.generate(target, ask())
     async with Vllm(scripted_engine.url, key=scripted_engine.key, timeout_s=5) as client:
         await client.unload_adapter(version.id)
-    chunks = [chunk async for chunk in pool.stream(target, "completions", {"prompt": "a", "max_tokens": 3})]
+    stream = pool.stream(target, "completions", {"prompt": "a", "max_tokens": 3}, asyncio.Event())
+    chunks = [chunk async for chunk in stream]
 
-    assert chunks[-1]["usage"]["completion_tokens"] == 3
+    assert chunks[-1].document["usage"]["completion_tokens"] == 3
     assert await pool.generate(target, ask()) == before
 
 
@@ -292,7 +295,8 @@ async def test_closing_a_stream_frees_the_engine(
         EnginePool(Catalog(models={base.name: base}), artifacts, key=endpoint.key, timeout_s=30) as pool,
         Vllm(endpoint.url, key=endpoint.key, timeout_s=5) as client,
     ):
-        async with aclosing(pool.stream(Target(base=base, version=None), "completions", body)) as chunks:
+        target = Target(base=base, version=None)
+        async with aclosing(pool.stream(target, "completions", body, asyncio.Event())) as chunks:
             async for _ in chunks:
                 break
             assert await metric(client, "vllm:num_requests_running") == 1
@@ -302,6 +306,37 @@ async def test_closing_a_stream_frees_the_engine(
 
         await until(idle, timeout_s=5)
         assert await metric(client, "vllm:generation_tokens_total") < 400
+
+
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+async def test_a_stopped_stream_goes_on_to_the_count_that_the_engine_has(
+    own_engine: tuple[EngineProcess, EngineEndpoint], artifacts: LocalArtifacts, route: str
+) -> None:
+    _, endpoint = own_engine
+    base = base_model_of(endpoint)
+    asked = (
+        {"prompt": ["ab", "cde"], "n": 2} if route == "completions" else {"messages": [{"role": "user", "content": ""}]}
+    )
+    prompts = (2, 3) if route == "completions" else (len("<user>\n<assistant>"),)
+    counted, stop = StreamCounts(prompts, asked.get("n", 1)), asyncio.Event()
+    async with (
+        EnginePool(Catalog(models={base.name: base}), artifacts, key=endpoint.key, timeout_s=30) as pool,
+        Vllm(endpoint.url, key=endpoint.key, timeout_s=5) as client,
+    ):
+        names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+        before = [await metric(client, name) for name in names]
+        body = {**asked, "max_tokens": 300, "ignore_eos": True}
+        async for chunk in pool.stream(Target(base=base, version=None), route, body, stop):
+            counted.observe(chunk.engine, chunk.document)
+            stop.set()
+        after = [await metric(client, name) for name in names]
+
+    counts = counted.counts()
+    assert counts is not None
+    assert not counted.ended
+    assert [counts.prompt + counts.extra_prompt, counts.sampled] == [
+        now - then for now, then in zip(after, before, strict=True)
+    ]
 
 
 async def test_an_unknown_name_is_never_told_to_the_caller(
@@ -337,7 +372,8 @@ async def test_two_replicas_share_the_work_and_one_that_is_away_is_passed_by(
     ):
         with running_engine(launch, spec.url, tmp_path / "second.log"):
             answers = await asyncio.gather(*(pool.generate(target, ask()) for _ in range(8)))
-            assert len(set(answers)) == 1
+            assert len({answer.sequences for answer in answers}) == 1
+            assert {answer.counts.engine for answer in answers} == {endpoint.url, spec.url}
             generated = [await metric(client, "vllm:generation_tokens_total") for client in (first, second)]
             # 4 answers of 8 tokens each, and two tokens for the canary: with the adapter and without
             assert generated == [34, 34]

@@ -7,14 +7,17 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from billing.engines import parse_counters
 from gateway.core.canary import CanaryMismatch
 from gateway.core.catalog import BaseModel, Catalog
+from gateway.core.counts import StreamCounts
 from gateway.core.errors import Invalid, Unavailable
-from gateway.core.sampling import SampleRequest, SamplingParams, StopReason, Target
+from gateway.core.sampling import SampleRequest, SamplingParams, StopReason, Target, TokenCounts
 from gateway.core.versions import Version
 from gateway.engines.answers import EngineLost
 from gateway.engines.pool import EnginePool
@@ -154,8 +157,10 @@ async def test_scoring_by_generating_equals_prompt_scores(client: Vllm, pool: En
     await pool.publish(version)
     tokens = tuple(range(500, 600))
 
-    scores = await client.score_by_generating(version.id, tokens)
+    counted: list[TokenCounts] = []
+    scores = await client.score_by_generating(version.id, tokens, counted.append)
 
+    assert sum(counts.extra_sampled for counts in counted) == len(tokens) - 1
     assert client.exact_prompt_scores
     assert worst([math.nan if score is None else score for score in scores], reference.of(version, tokens)) < TOLERANCE
 
@@ -248,12 +253,50 @@ async def test_more_versions_than_slots_are_all_served_correctly(
 async def test_closing_a_stream_frees_the_engine(pool: EnginePool, base: BaseModel, client: Vllm) -> None:
     body = {"prompt": list(PROMPT), "max_tokens": 1000, "ignore_eos": True}
     target = Target(base=base, version=None)
-    async with aclosing(pool.stream(target, "completions", body)) as chunks:
+    async with aclosing(pool.stream(target, "completions", body, asyncio.Event())) as chunks:
         async for chunk in chunks:
-            assert chunk["usage"]["prompt_tokens"] == len(PROMPT)
+            assert chunk.document["usage"]["prompt_tokens"] == len(PROMPT)
             break
         assert await running(client) == 1
     await until(lambda: idle(client))
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "samples"),
+    [
+        ("completions", {"prompt": list(PROMPT)}, 1),
+        ("completions", {"prompt": [list(PROMPT), list(PROMPT[:4])], "n": 3, "seed": 1}, 3),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, 1),
+    ],
+)
+async def test_a_stopped_stream_loses_no_token_of_the_engines_count(
+    pool: EnginePool, base: BaseModel, client: Vllm, route: str, asked: dict[str, Any], samples: int
+) -> None:
+    target = Target(base=base, version=None)
+    prompts = (len(PROMPT), 4)[: len(asked.get("prompt", [0])) if samples > 1 else 1]
+    if route != "completions":
+        prompts = (len(await pool.tokenize(target, asked)),)
+    counted, stop, seen = StreamCounts(prompts, samples), asyncio.Event(), 0
+    await until(lambda: idle(client))
+    before = await totals(client)
+    async for chunk in pool.stream(target, route, {**asked, "max_tokens": 800, "ignore_eos": True}, stop):
+        counted.observe(chunk.engine, chunk.document)
+        seen += 1
+        if seen == 9:
+            stop.set()
+    await until(lambda: idle(client))
+
+    counts = counted.counts()
+    assert counts is not None
+    assert counts.sampled < 800
+    now = await totals(client)
+    assert (now[0] - before[0], now[1] - before[1]) == (counts.prompt + counts.extra_prompt, counts.sampled)
+
+
+async def totals(client: Vllm) -> tuple[int, int]:
+    counters = parse_counters(await client.metrics())
+    assert counters is not None
+    return counters.prompt_tokens, counters.generation_tokens
 
 
 async def test_cancelling_a_request_frees_the_engine(pool: EnginePool, base: BaseModel, client: Vllm) -> None:
@@ -268,8 +311,9 @@ async def test_a_chat_is_answered_and_streamed_alike(pool: EnginePool, base: Bas
     target = Target(base=base, version=reference.adapter(1))
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
 
-    whole = await pool.complete(target, "chat/completions", body)
-    chunks = [chunk async for chunk in pool.stream(target, "chat/completions", body)]
+    whole = (await pool.complete(target, "chat/completions", body)).document
+    stream = pool.stream(target, "chat/completions", body, asyncio.Event())
+    chunks = [chunk.document async for chunk in stream]
 
     text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
     assert text == whole["choices"][0]["message"]["content"]
@@ -298,7 +342,7 @@ async def test_stop_strings_and_ids_end_a_sequence_and_belong_to_it(pool: Engine
     (plain,) = (await pool.generate(target, greedy())).sequences
     end = plain.tokens.index(plain.tokens[3]) + 1
     body = {"prompt": list(PROMPT), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    text: str = (await pool.complete(target, "completions", body))["choices"][0]["text"]
+    text: str = (await pool.complete(target, "completions", body)).document["choices"][0]["text"]
     word = re.findall(r"[A-Za-z]{3,}", text)[1]
 
     by_id, by_word = [

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 import migrations
+from billing.tables import metadata as ledger
 from gateway.store import SqlDatabase, open_database
 from gateway.store.tables import metadata
 from tests.postgres import TEMPLATE, PostgresServer, postgres
@@ -43,7 +44,8 @@ def postgres_url(shared_postgres_url: str) -> Iterator[str]:
     yield shared_postgres_url
     engine = create_engine(shared_postgres_url, poolclass=NullPool)
     with engine.begin() as connection:
-        for table in reversed(metadata.sorted_tables):
+        connection.execute(text("SET session_replication_role = replica"))  # the triggers refuse to forget the ledger
+        for table in (*metadata.sorted_tables, *ledger.sorted_tables):
             connection.execute(table.delete())
 
 

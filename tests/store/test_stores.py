@@ -15,10 +15,10 @@ from gateway.core.payloads import ForwardBackward
 from gateway.core.ports import StoredSample
 from gateway.core.principals import ALL_SCOPES, Key, Scope
 from gateway.core.records import CorruptRecord
-from gateway.core.usage import Meter, UsageFact, UsageTotal
+from gateway.core.usage import Meter, UsageFact
 from gateway.store import SqlDatabase
 from gateway.store.blobs import LARGEST_ROW_BYTES
-from tests.store.bench import BASE, Bench, HandClock, forward_backward, open_bench
+from tests.store.bench import Bench, HandClock, forward_backward, open_bench
 
 SIZES = [0, 1, LARGEST_ROW_BYTES, LARGEST_ROW_BYTES + 1, 3_000_000]
 
@@ -232,38 +232,15 @@ async def test_a_fact_counts_once_whatever_is_retried(bench: Bench) -> None:
     await add_facts(bench, bench.fact("op-1", 99))
 
     async with bench.database.read() as unit:
-        totals = await unit.usage.totals(bench.project_id)
         facts = await unit.usage.of_source("op-1")
-    assert {total.meter: total.quantity for total in totals} == {Meter.TRAIN: 7, Meter.PREFILL: 2}
     assert facts == [bench.fact("op-1", 2, Meter.PREFILL), fact]
-
-
-async def test_totals_add_up_by_key_session_model_and_meter(
-    database: SqlDatabase, bench: Bench, clock: HandClock
-) -> None:
-    stranger = await open_bench(database, clock, "other")
-    await add_facts(bench, bench.fact("op-1", 2**40), bench.fact("op-2", 3))
-    start = clock.now()
-    middle = clock.advance(10)
-    await add_facts(bench, bench.fact("op-3", 5))
-    await add_facts(stranger, stranger.fact("op-4", 1000))
-
-    async with database.read() as unit:
-        everything = await unit.usage.totals(bench.project_id)
-        early = await unit.usage.totals(bench.project_id, until=middle)
-        late = await unit.usage.totals(bench.project_id, since=middle)
-        none = await unit.usage.totals(bench.project_id, since=start, until=start)
-    assert everything == [
-        UsageTotal(key_id=bench.key_id, session_id=None, base_model=BASE, meter=Meter.TRAIN, quantity=2**40 + 8)
-    ]
-    assert ([total.quantity for total in early], [total.quantity for total in late], none) == ([2**40 + 3], [5], [])
 
 
 async def test_no_facts_are_no_statement(bench: Bench) -> None:
     await add_facts(bench)
 
     async with bench.database.read() as unit:
-        assert await unit.usage.totals(bench.project_id) == []
+        assert await unit.usage.of_source("op-1") == []
 
 
 async def test_one_of_many_holds_a_lock_until_it_runs_out(bench: Bench) -> None:

@@ -66,6 +66,23 @@ async def test_a_unit_on_its_own_is_committed_when_it_returns(sqlite: SqlDatabas
     assert (sqlite.commits - before, await projects(sqlite)) == (1, ["one"])
 
 
+async def test_units_that_need_not_last_cost_no_durable_commit_and_hold_up_none_that_must(
+    database: SqlDatabase,
+) -> None:
+    async def add_either(index: int) -> None:
+        async with database.write(durable=index % 3 == 0) as unit:
+            await unit.keys.ensure_project(f"p{index:02}")
+
+    before = database.commits
+    async with database.write(durable=False) as unit:
+        await unit.keys.ensure_project("fleeting")
+    assert (database.commits - before, await projects(database)) == (0, ["fleeting"])
+
+    await asyncio.gather(*(add_either(index) for index in range(30)))
+    assert 1 <= database.commits - before <= 10
+    assert len(await projects(database)) == 31
+
+
 async def test_a_unit_returns_only_when_its_group_is_committed(sqlite: SqlDatabase) -> None:
     inside, leave = asyncio.Event(), asyncio.Event()
 

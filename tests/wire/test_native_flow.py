@@ -63,6 +63,7 @@ def test_a_new_session_reads_back_in_full(client: httpx.Client) -> None:
         "recovered_seq": None,
         "replay_note": None,
         "order": "strict",
+        "cost_nanos": 0,
     }
     assert created["model_package_group"] == created["id"]
     for reference in (created["id"], "golden"):
@@ -356,6 +357,7 @@ def test_the_openapi_page_documents_every_route_without_a_key(gateway: Gateway) 
         "/sessions/{session_id}/save_weights", "/sessions/{session_id}/save_state", "/sessions/{session_id}/load_state",
         "/sessions/{session_id}/sample", "/sessions/{session_id}/logprobs", "/sample", "/logprobs",
         "/operations/{operation_id}", "/base_models", "/base_models/{name}/tokenizer/{file}", "/model_packages",
-        "/model_packages/{group}", "/model_packages/{group}/{number}", "/usage",
+        "/model_packages/{group}", "/model_packages/{group}/{number}", "/usage", "/statements/{month}",
+        "/estimate", "/budgets", "/budgets/{scope}/{scope_id}",
     }  # fmt: skip
     assert all("summary" in method for path in document["paths"].values() for method in path.values())

@@ -66,6 +66,7 @@ def test_a_chat_answer_has_exactly_openais_fields(
             "completion_tokens": answer["usage"]["completion_tokens"],
             "total_tokens": len(PROMPT) + answer["usage"]["completion_tokens"],
             "prompt_tokens_details": {"cached_tokens": 0},
+            "cost_nanos": answer["usage"]["cost_nanos"],
         },
     }
     assert 1 <= answer["usage"]["completion_tokens"] <= 5

@@ -12,7 +12,7 @@ ERRORS = [
     loopline.ConnectionFailed("gone", "optim_step"),
     *(
         api_error_class(status)("no", status=status, request_id="req-1", during="sample", **FACTS)  # pyright: ignore[reportArgumentType]
-        for status in (400, 401, 403, 404, 409, 410, 413, 422, 429, 500, 502, 503)
+        for status in (400, 401, 402, 403, 404, 409, 410, 413, 422, 429, 500, 502, 503)
     ),
     loopline.OperationError("no", operation_type="optim_step", operation_id="op-1", session_id="s", seq=3, **FACTS),  # pyright: ignore[reportArgumentType]
     loopline.IncompleteGradient("held back"),
@@ -45,5 +45,6 @@ def test_only_what_may_pass_by_itself_is_retryable() -> None:
     assert refused(503, "unavailable")
     assert refused(500, "internal")
     assert not refused(400, "invalid")
+    assert not refused(402, "out_of_budget")
     assert not refused(409, "conflict")
     assert not loopline.is_retryable(ValueError("no"))

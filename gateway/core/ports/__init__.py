@@ -6,8 +6,9 @@ durable when ``Database.write`` has been left. No unit is held while waiting for
 
 from gateway.core.ports.content import Artifacts, BlobStore, CorruptArtifact
 from gateway.core.ports.database import Database, UnitOfWork, Wakeups
+from gateway.core.ports.ledger import Ledger
 from gateway.core.ports.scores import ScoreStore, ScoreWork, ScoreWorkStore
-from gateway.core.ports.serving import EngineHealth, Engines, Prices
+from gateway.core.ports.serving import EngineHealth, EngineMetrics, Engines, Prices, Probe, Probes
 from gateway.core.ports.stores import (
     KeyStore,
     LockStore,
@@ -26,12 +27,16 @@ __all__ = [
     "CorruptArtifact",
     "Database",
     "EngineHealth",
+    "EngineMetrics",
     "Engines",
     "KeyStore",
     "Lease",
+    "Ledger",
     "LockStore",
     "OperationStore",
     "Prices",
+    "Probe",
+    "Probes",
     "SampleStore",
     "ScoreStore",
     "ScoreWork",

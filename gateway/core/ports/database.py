@@ -5,6 +5,7 @@ from typing import Protocol
 
 from gateway.core.ports.collection import CollectionStore
 from gateway.core.ports.content import BlobStore
+from gateway.core.ports.ledger import Ledger
 from gateway.core.ports.scores import ScoreStore, ScoreWorkStore
 from gateway.core.ports.stores import (
     KeyStore,
@@ -45,6 +46,8 @@ class UnitOfWork(Protocol):
     def locks(self) -> LockStore: ...
     @property
     def collection(self) -> CollectionStore: ...
+    @property
+    def ledger(self) -> Ledger: ...
 
 
 class Database(Protocol):
@@ -54,8 +57,12 @@ class Database(Protocol):
         """A consistent read; writing through it is an error."""
         ...
 
-    def write(self) -> AbstractAsyncContextManager[UnitOfWork]:
-        """Leaving normally commits durably before control returns; leaving by an exception rolls back."""
+    def write(self, *, durable: bool = True) -> AbstractAsyncContextManager[UnitOfWork]:
+        """Leaving normally commits before control returns; leaving by an exception rolls back.
+
+        What was committed survives a loss of power, except when it need not be ``durable``: then it survives the
+        death of any process, and is cheaper.
+        """
         ...
 
 

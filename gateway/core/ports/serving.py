@@ -1,12 +1,15 @@
 """Engines that answer, and what their answers cost."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 from gateway.core.catalog import BaseModel
-from gateway.core.sampling import Generation, SampleRequest, Target
+from gateway.core.ids import VersionId
+from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, Target, TokenCounts
 from gateway.core.versions import CanaryReport, Version
 
 
@@ -19,6 +22,15 @@ class EngineHealth:
     adapters: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMetrics:
+    """The Prometheus text of the engine at ``url``."""
+
+    url: str
+    base_model: str
+    text: str
+
+
 class Engines(Protocol):
     """All engines of all base models. Versions are loaded on demand through the gate, under never-reused names.
 
@@ -28,12 +40,15 @@ class Engines(Protocol):
 
     async def generate(self, target: Target, request: SampleRequest) -> Generation: ...
 
-    async def complete(self, target: Target, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def complete(self, target: Target, route: str, body: Mapping[str, Any]) -> EngineAnswer:
         """POST an OpenAI body (without ``model``) to the engine's ``/v1/{route}`` and return its JSON answer."""
         ...
 
-    def stream(self, target: Target, route: str, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        """As ``complete``, streamed: yields the decoded JSON chunks. Closing the iterator aborts the engine's work."""
+    def stream(
+        self, target: Target, route: str, body: Mapping[str, Any], stop: asyncio.Event
+    ) -> AsyncIterator[EngineAnswer]:
+        """As ``complete``, streamed: yields the decoded JSON chunks. Setting ``stop`` aborts the engine's work; the
+        chunks go on to the one that holds its last count."""
         ...
 
     async def tokenize(self, target: Target, body: Mapping[str, Any]) -> Sequence[int]:
@@ -51,10 +66,37 @@ class Engines(Protocol):
 
     async def health(self, base: BaseModel) -> Sequence[EngineHealth]: ...
 
+    async def metrics(self) -> Sequence[EngineMetrics]:
+        """Return what each engine that answers says of itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Work that the gateway gives an engine on its own account, and the most that the engine may count for it."""
+
+    engine: str
+    base_model: str
+    version_id: VersionId | None
+    prompt_tokens: int
+    sample_tokens: int
+
+
+class Probes(Protocol):
+    """Keeps account of probes, so that the engines' counters can be explained to the token."""
+
+    def probing(self, probe: Probe) -> AbstractAsyncContextManager[Callable[[TokenCounts], None]]:
+        """Announce a probe; what the yielded function hears is recorded at the end."""
+        ...
+
 
 class Prices(Protocol):
     """Prices usage; implemented by billing."""
 
     def cost_nanos(self, *, base_model: str, meter: str, quantity: int, at: datetime) -> int:
         """Return the price in nano-USD. Raises KeyError when no price is valid then: never a silent zero."""
+        ...
+
+    def most_nanos(self, *, base_model: str, meter: str, quantity: int, at: datetime) -> int:
+        """Return the highest price that work begun at ``at`` can have, rounded up. Raises KeyError as above."""
         ...

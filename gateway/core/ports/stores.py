@@ -11,7 +11,7 @@ from gateway.core.payloads import Payload
 from gateway.core.principals import Key
 from gateway.core.results import Failure
 from gateway.core.sessions import Session
-from gateway.core.usage import UsageFact, UsageTotal
+from gateway.core.usage import UsageFact
 from gateway.core.versions import CanaryReport, Group, Version
 
 
@@ -124,6 +124,10 @@ class KeyStore(Protocol):
 
     async def ensure_project(self, name: str) -> ProjectId: ...
 
+    async def ensure_house(self) -> None:
+        """Make the project that the gateway's own usage belongs to."""
+        ...
+
     async def add(self, key: Key) -> None: ...
 
     async def get(self, key_id: KeyId) -> Key | None: ...
@@ -156,15 +160,6 @@ class UsageStore(Protocol):
     """Usage facts. Adding the same (source, meter) twice records it once."""
 
     async def add(self, facts: Sequence[UsageFact]) -> None: ...
-
-    async def totals(
-        self,
-        project_id: ProjectId,
-        *,
-        session_id: SessionId | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> Sequence[UsageTotal]: ...
 
     async def of_source(self, source: str) -> Sequence[UsageFact]: ...
 

@@ -2,7 +2,18 @@
 
 from fastapi import FastAPI
 
-from gateway.wire.native import base_models, errors, logprobs, model_packages, operations, sampling, sessions, usage
+from gateway.wire.native import (
+    base_models,
+    budgets,
+    errors,
+    estimate,
+    logprobs,
+    model_packages,
+    operations,
+    sampling,
+    sessions,
+    usage,
+)
 
 DESCRIPTION = """
 The complete surface of Loopline. A training loop opens a session, submits operations (answered at once, run strictly
@@ -19,6 +30,6 @@ def create_native_app() -> FastAPI:
         title="Loopline", version="1", description=DESCRIPTION, redirect_slashes=False, strict_content_type=False
     )
     errors.install(app)
-    for module in (sessions, operations, sampling, logprobs, base_models, model_packages, usage):
+    for module in (sessions, operations, sampling, logprobs, base_models, model_packages, usage, budgets, estimate):
         app.include_router(module.router)
     return app

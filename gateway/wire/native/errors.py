@@ -18,6 +18,7 @@ STATUS: Mapping[Kind, int] = {
     Kind.NOT_FOUND: 404,
     Kind.CONFLICT: 409,
     Kind.EXHAUSTED: 429,
+    Kind.OUT_OF_BUDGET: 402,
     Kind.INTERNAL: 500,
     Kind.UNAVAILABLE: 503,
 }

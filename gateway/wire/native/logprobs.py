@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Response
 
+from gateway.core.costs import cost_nanos
 from gateway.core.errors import Invalid
-from gateway.core.ids import SampleId, SessionId
+from gateway.core.ids import SampleId
 from gateway.core.sampling import Generation, SampleRequest, SamplingParams, Target, TokenCounts
 from gateway.core.scores import Score, ScoreRequest, check_temperature, score_alternatives, score_targets
+from gateway.core.sessions import Session
 from gateway.core.tensors import TensorData
 from gateway.core.validation import check_tokens
 from gateway.wire.deps import ScoreFuturesDep
-from gateway.wire.metering import cost_nanos
+from gateway.wire.metering import cost_headers
 from gateway.wire.native.render import usage_read, version_address, version_id
-from gateway.wire.native.sampling import Resolve, Sampler, SamplerDep, asked_for
+from gateway.wire.native.sampling import Resolve, Sampler, SamplerDep, asked_for, billed_response
 from gateway.wire.native.schemas.sampling import FreeLogprobsCreate, LogprobsCreate, LogprobsRead
 from gateway.wire.native.sessions import OwnSession
 from gateway.wire.routes import DialectRoute
@@ -47,7 +50,7 @@ async def logprobs(sampler: SamplerDep, scorer: ScorerDep, session: OwnSession, 
         asked_for(f"{session.id}/logprobs", body),
         body,
         lambda: sampler.of_session(session, body.version),
-        session.id,
+        session,
     )
 
 
@@ -70,7 +73,7 @@ async def _answer(
     asked: str,
     body: LogprobsCreate,
     resolve: Resolve,
-    session_id: SessionId | None,
+    session: Session | None,
 ) -> Response:
     """Return the first answer to the idempotency key; one that a trainer still computes is waited for."""
     if body.targets is not None and body.alternatives is not None:
@@ -79,8 +82,8 @@ async def _answer(
     async with sampler.first_answers.turn(sampler.principal.project_id, sampler.idempotency_key):
         content = await sampler.stored(asked)
         if content is None:
-            content = await _computed(sampler, scorer, asked, body, resolve, session_id)
-    return Response(content, media_type="application/json")
+            content = await _computed(sampler, scorer, asked, body, resolve, session)
+    return billed_response(content)
 
 
 async def _computed(
@@ -89,7 +92,7 @@ async def _computed(
     asked: str,
     body: LogprobsCreate,
     resolve: Resolve,
-    session_id: SessionId | None,
+    session: Session | None,
 ) -> bytes:
     score = await scorer.known(asked)
     if score is None:
@@ -97,14 +100,17 @@ async def _computed(
         request = _request(body, target)
         if request is None:
             return await sampler.generated(
-                asked, _prompt_request(body), target, _engine_read, session_id=session_id, scoring=True
+                asked, _prompt_request(body), target, _engine_read, session=session, scoring=True
             )
+        session_id = None if session is None else session.id
         score = await scorer.ask(request, asked=asked, session_id=session_id)
     else:
         target = await scorer.target(score, sampler.catalog)
     found = await scorer.logprobs(score)
     facts = await scorer.facts(score)
-    return _score_read(body, score, target, found, cost_nanos(sampler.prices, facts)).model_dump_json().encode()
+    cost = cost_nanos(sampler.prices, facts)
+    answer = _score_read(body, score, target, found, cost).model_dump_json().encode()
+    return orjson.dumps(cost_headers(cost, ())) + b"\n" + answer
 
 
 def _request(body: LogprobsCreate, target: Target) -> ScoreRequest | None:
@@ -152,7 +158,7 @@ def _engine_read(sample_id: SampleId, target: Target, generation: Generation, co
 def _score_read(body: LogprobsCreate, score: Score, target: Target, found: TensorData, cost: int) -> LogprobsRead:
     values: Sequence[float] = found.values().tolist()
     unscored: list[float | None] = [] if body.targets is not None else [None]
-    counts = TokenCounts(prompt=found.shape[0], cached=0, sampled=0)
+    counts = TokenCounts(engine="", prompt=found.shape[0], cached=0, sampled=0)
     return LogprobsRead(
         id=score.id,
         base_model=target.base.name,

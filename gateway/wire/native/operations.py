@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gateway.core.catalog import Catalog
 from gateway.core.errors import Invalid
@@ -37,6 +37,7 @@ from gateway.wire.deps import (
     TrainCaller,
     Writing,
 )
+from gateway.wire.metering import cost_headers, warning_headers
 from gateway.wire.native.payloads import Batch, parse_batch
 from gateway.wire.native.render import operation_read
 from gateway.wire.native.schemas.operations import (
@@ -141,9 +142,12 @@ async def create_forward(
     idempotency_key: IdempotencyKey,
     prices: PricesDep,
     unit: Writing,
+    response: Response,
 ) -> OperationRead:
     """Queue a forward pass: log-probabilities and loss, no gradient."""
-    return await _read(unit, await _submit(unit, principal, session, *batch, idempotency_key), prices)
+    operation = await _submit(unit, principal, session, *batch, idempotency_key)
+    response.headers.update(warning_headers(unit.ledger.notices))
+    return await _read(unit, operation, prices)
 
 
 @router.post("/sessions/{session_id}/forward_backward", status_code=202, openapi_extra=_BATCH_BODY)
@@ -154,9 +158,12 @@ async def create_forward_backward(
     idempotency_key: IdempotencyKey,
     prices: PricesDep,
     unit: Writing,
+    response: Response,
 ) -> OperationRead:
     """Queue a forward and backward pass: adds the gradient of the summed loss to the session's accumulator."""
-    return await _read(unit, await _submit(unit, principal, session, *batch, idempotency_key), prices)
+    operation = await _submit(unit, principal, session, *batch, idempotency_key)
+    response.headers.update(warning_headers(unit.ledger.notices))
+    return await _read(unit, operation, prices)
 
 
 @router.post("/sessions/{session_id}/optim_step", status_code=202)
@@ -242,11 +249,14 @@ async def read_operation(
     futures: FuturesDep,
     database: DatabaseDep,
     prices: PricesDep,
+    response: Response,
 ) -> OperationRead:
     """Read one operation; with ``wait``, answer as soon as it is final or after that many seconds."""
     operation = await futures.wait(principal.project_id, OperationId(operation_id), query.wait)
     async with database.read() as unit:
-        return await _read(unit, operation, prices)
+        read = await _read(unit, operation, prices)
+    response.headers.update(cost_headers(read.cost_nanos, ()))
+    return read
 
 
 @router.get("/sessions/{session_id}/operations")

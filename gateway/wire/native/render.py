@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import assert_never
 
+from gateway.core.costs import cost_nanos, quantities
 from gateway.core.operations import Operation, Status
 from gateway.core.ports import Prices, UnitOfWork
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, Outcome, SaveResult
@@ -12,7 +13,6 @@ from gateway.core.sessions import LoraConfig, Session
 from gateway.core.tensors import TensorData
 from gateway.core.usage import Meter, UsageFact
 from gateway.core.versions import Version
-from gateway.wire.metering import cost_nanos, quantities
 from gateway.wire.native.schemas.model_packages import CanaryRead, VersionRead
 from gateway.wire.native.schemas.operations import (
     FailureRead,
@@ -47,6 +47,16 @@ def lora_read(lora: LoraConfig) -> LoraRead:
 
 
 async def session_read(unit: UnitOfWork, session: Session) -> SessionRead:
+    return (await sessions_read(unit, [session]))[0]
+
+
+async def sessions_read(unit: UnitOfWork, sessions: Sequence[Session]) -> list[SessionRead]:
+    """Return sessions with what each has cost up to now."""
+    costs = await unit.ledger.session_costs([session.id for session in sessions])
+    return [await _session_read(unit, session, costs[session.id]) for session in sessions]
+
+
+async def _session_read(unit: UnitOfWork, session: Session, cost: int) -> SessionRead:
     latest = None
     if session.latest_version_id is not None:
         latest = await unit.versions.get(session.project_id, session.latest_version_id)
@@ -71,6 +81,7 @@ async def session_read(unit: UnitOfWork, session: Session) -> SessionRead:
         recovered_seq=None if session.recovery is None else session.recovery.seq,
         replay_note=session.replay_note,
         order=session.order,
+        cost_nanos=cost,
     )
 
 

@@ -1,17 +1,20 @@
 """Sample tokens with one exact version. No unit of work is held while an engine computes."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
 from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
+from gateway.core.costs import cost_nanos
 from gateway.core.errors import Invalid
-from gateway.core.ids import SampleId, SessionId, new_sample_id
+from gateway.core.ids import SampleId, new_sample_id
+from gateway.core.ledger import BudgetStanding
 from gateway.core.ports import Database, Engines, Prices, StoredSample
 from gateway.core.principals import Principal
 from gateway.core.sampling import Generation, SampleRequest, SamplingParams, Target, check_sample_request
@@ -25,9 +28,10 @@ from gateway.wire.deps import (
     IdempotencyKey,
     InferenceCaller,
     PricesDep,
+    Tag,
 )
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
-from gateway.wire.metering import cost_nanos, record, sampling_facts
+from gateway.wire.metering import Call, cost_headers, held, record
 from gateway.wire.native.render import sequences_read, usage_read, version_address, version_id
 from gateway.wire.native.schemas.base import Read
 from gateway.wire.native.schemas.sampling import (
@@ -57,6 +61,7 @@ class Sampler:
     clock: Clock
     first_answers: FirstAnswers
     idempotency_key: str | None
+    tag: str | None
 
     async def of_session(self, session: Session, version: str | None) -> Target:
         return await session_target(self.database, self.engines, self.catalog, self.clock, session, version=version)
@@ -77,16 +82,14 @@ class Sampler:
         resolve: Resolve,
         render: Render,
         *,
-        session_id: SessionId | None,
+        session: Session | None,
     ) -> Response:
         """Return the first answer to the idempotency key, or compute, record and return one."""
         async with self.first_answers.turn(self.principal.project_id, self.idempotency_key):
             content = await self.stored(asked)
             if content is None:
-                content = await self.generated(
-                    asked, request, await resolve(), render, session_id=session_id, scoring=False
-                )
-        return Response(content, media_type="application/json")
+                content = await self.generated(asked, request, await resolve(), render, session=session, scoring=False)
+        return billed_response(content)
 
     async def stored(self, asked: str) -> bytes | None:
         """Return the first answer to the idempotency key, if there is one."""
@@ -99,7 +102,7 @@ class Sampler:
         target: Target,
         render: Render,
         *,
-        session_id: SessionId | None,
+        session: Session | None,
         scoring: bool,
     ) -> bytes:
         """Let an engine answer; the usage facts are durable on return.
@@ -107,37 +110,49 @@ class Sampler:
         A ``scoring`` call does not pay for the one token that the engine has to generate.
         """
         check_sample_request(request, target.base)
-        generation = await self.engines.generate(target, request)
-        if scoring:
-            counts = dataclasses.replace(generation.counts, sampled=0)
-            generation = dataclasses.replace(generation, counts=counts)
-        return await self._record(asked, target, generation, render, session_id)
+        call = self._call(request, target, session, scoring=scoring)
+        async with held(self.database, call) as notices:
+            generation = await self.engines.generate(target, request)
+            if scoring:
+                generation = dataclasses.replace(generation, counts=generation.counts.without_sampled())
+            return await self._record(asked, call, generation, render, notices)
+
+    def _call(self, request: SampleRequest, target: Target, session: Session | None, *, scoring: bool) -> Call:
+        """Say what a request can consume at most: where prompts are scored token by token, every prefix of it, too."""
+        prompt, samples = len(request.prompt), request.num_samples
+        limit = request.params.max_tokens
+        sampled = samples * (target.base.context_length - prompt if limit is None else limit)
+        prefixes = prompt if request.prompt_logprobs or request.topk_prompt_logprobs else 0
+        return Call(
+            sample_id=new_sample_id(),
+            principal=self.principal,
+            session=session,
+            target=target,
+            tag=self.tag,
+            prompt=prompt,
+            sampled=0 if scoring else sampled,
+            engine_prompt=samples * prompt + prefixes * prompt,
+            engine_sampled=sampled + prefixes,
+        )
 
     async def _record(
-        self, asked: str, target: Target, generation: Generation, render: Render, session_id: SessionId | None
+        self, asked: str, call: Call, generation: Generation, render: Render, notices: Sequence[BudgetStanding]
     ) -> bytes:
-        sample_id, now = new_sample_id(), self.clock.now()
-        facts = sampling_facts(
-            generation.counts,
-            sample_id=sample_id,
-            principal=self.principal,
-            session_id=session_id,
-            target=target,
-            at=now,
-        )
-        content = render(sample_id, target, generation, cost_nanos(self.prices, facts)).model_dump_json().encode()
+        """Return a line with the headers, then the body: what a repeated key answers with."""
+        now = self.clock.now()
+        facts = call.facts(generation.counts, now)
+        cost = cost_nanos(self.prices, facts)
+        body = render(call.sample_id, call.target, generation, cost).model_dump_json().encode()
+        content = orjson.dumps(cost_headers(cost, notices)) + b"\n" + body
         async with self.database.write() as unit:
+            kept = content
             if self.idempotency_key is not None:
-                kept = await keep_answer(
-                    unit,
-                    self.principal.project_id,
-                    self.idempotency_key,
-                    StoredSample(id=sample_id, request_digest=asked, content=content),
-                )
-                if kept is not content:  # another gateway answered first; that answer was paid for, this one is not
-                    return kept
-            await record(unit, facts, session_id=session_id, at=now)
-        return content
+                sample = StoredSample(id=call.sample_id, request_digest=asked, content=content)
+                kept = await keep_answer(unit, self.principal.project_id, self.idempotency_key, sample)
+            if kept is not content:  # another gateway answered first; that answer was paid for, this one is not
+                facts = call.facts(generation.counts.unbilled(), now)
+            await record(unit, call, facts, at=now)
+        return kept
 
 
 def _sampler(
@@ -149,6 +164,7 @@ def _sampler(
     clock: ClockDep,
     first_answers: FirstAnswersDep,
     idempotency_key: IdempotencyKey,
+    tag: Tag,
 ) -> Sampler:
     return Sampler(
         principal=principal,
@@ -159,6 +175,7 @@ def _sampler(
         clock=clock,
         first_answers=first_answers,
         idempotency_key=idempotency_key,
+        tag=tag,
     )
 
 
@@ -174,7 +191,7 @@ async def sample(sampler: SamplerDep, session: OwnSession, body: SampleCreate) -
         _request(body),
         lambda: sampler.of_session(session, body.version),
         _sample_read,
-        session_id=session.id,
+        session=session,
     )
 
 
@@ -186,8 +203,14 @@ async def sample_freely(sampler: SamplerDep, body: FreeSampleCreate) -> Response
         _request(body),
         lambda: sampler.free(body.version, body.base_model),
         _sample_read,
-        session_id=None,
+        session=None,
     )
+
+
+def billed_response(content: bytes) -> Response:
+    """Return a recorded answer: a line with its headers, then its body."""
+    headers, _, body = content.partition(b"\n")
+    return Response(body, media_type="application/json", headers=orjson.loads(headers))
 
 
 def asked_for(route: str, body: BaseModel) -> str:

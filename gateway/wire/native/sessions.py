@@ -22,7 +22,7 @@ from gateway.wire.deps import (
     Writing,
 )
 from gateway.wire.idempotency import request_digest, reused
-from gateway.wire.native.render import session_read
+from gateway.wire.native.render import session_read, sessions_read
 from gateway.wire.native.schemas.base import PageQuery
 from gateway.wire.native.schemas.sessions import LoraCreate, SessionCreate, SessionPage, SessionRead
 from gateway.wire.routes import DialectRoute
@@ -120,7 +120,7 @@ async def list_sessions(query: Annotated[PageQuery, Query()], principal: Caller,
     after = None if query.after is None else SessionId(query.after)
     sessions = await unit.sessions.page(principal.project_id, limit=query.limit, after=after)
     return SessionPage(
-        data=[await session_read(unit, session) for session in sessions],
+        data=await sessions_read(unit, sessions),
         next=sessions[-1].id if len(sessions) == query.limit else None,
     )
 

@@ -13,9 +13,11 @@ from gateway.core.ids import SampleId, SessionId, new_sample_id
 from gateway.core.ports import Database, Engines, Prices
 from gateway.core.principals import Principal
 from gateway.core.sampling import Target
+from gateway.core.sessions import Session
 from gateway.core.validation import check_tokens
 from gateway.core.versions import parse_address
-from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, EnginesDep, InferenceCaller, PricesDep
+from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, EnginesDep, InferenceCaller, PricesDep, Tag
+from gateway.wire.metering import Call
 from gateway.wire.openai.schemas import MAX_SEQUENCES, ChatCreate, CompletionCreate, Prompt, SamplingCreate
 from gateway.wire.targets import find_session, find_target, session_target
 
@@ -32,10 +34,12 @@ class Admitted:
     session_id: SessionId | None
     route: str
     body: Mapping[str, Any]
-    prompt_tokens: int
-    sequences: int
+    prompts: tuple[int, ...]  # their lengths in tokens
+    samples: int  # sequences for each prompt
+    scoring: bool  # the one token that an engine generates to score a prompt is nobody's bill
     include_usage: bool
     return_token_ids: bool
+    call: Call
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,6 +61,7 @@ class Admission:
     catalog: Catalog
     prices: Prices
     clock: Clock
+    tag: str | None
 
     async def chat(self, asked: ChatCreate) -> Admitted:
         """Admit a chat completion.
@@ -69,7 +74,7 @@ class Admission:
             raise Invalid("top_logprobs needs logprobs to be true", field="top_logprobs")
         if limit == 0:
             raise Invalid("max_tokens must be at least 1", field=field)
-        target, session_id = await self.find_model(asked.model)
+        target, session = await self.find_model(asked.model)
         messages = [
             {"role": "system" if turn.role == "developer" else turn.role, "content": turn.text}
             for turn in asked.messages
@@ -84,7 +89,7 @@ class Admission:
             "add_generation_prompt": True,
             "add_special_tokens": False,
         }
-        return self._admitted(asked, target, session_id, "chat/completions", body, length, 1, echo=False)
+        return self._admitted(asked, target, session, "chat/completions", body, [length], echo=False)
 
     async def completion(self, asked: CompletionCreate) -> Admitted:
         """Admit a completion.
@@ -96,7 +101,7 @@ class Admission:
             raise Invalid("max_tokens may be 0 only with echo, to score the prompt", field="max_tokens")
         if asked.echo and asked.return_token_ids:
             raise Invalid("return_token_ids is not available with echo", field="return_token_ids")
-        target, session_id = await self.find_model(asked.model)
+        target, session = await self.find_model(asked.model)
         lengths = await self._prompt_lengths(target, asked.prompt)
         longest = max(lengths)
         room = fitting(target, longest, asked.max_tokens, prompt_field="prompt", limit_field="max_tokens")
@@ -108,11 +113,9 @@ class Admission:
             "echo": bool(asked.echo),
             "add_special_tokens": True,
         }
-        return self._admitted(
-            asked, target, session_id, "completions", body, sum(lengths), len(lengths), echo=bool(asked.echo)
-        )
+        return self._admitted(asked, target, session, "completions", body, lengths, echo=bool(asked.echo))
 
-    async def find_model(self, model: str) -> tuple[Target, SessionId | None]:
+    async def find_model(self, model: str) -> tuple[Target, Session | None]:
         """Return what answers for ``model``: a base model, a live session by id or name, or ``group@n``.
 
         Raises:
@@ -127,7 +130,7 @@ class Admission:
                 return await find_target(*ports, self.principal.project_id, model, field="model"), None
             async with self.database.read() as unit:
                 session = await find_session(unit, self.principal.project_id, model)
-            return await session_target(*ports, session, field="model"), session.id
+            return await session_target(*ports, session, field="model"), session
         except NotFound:
             raise NotFound("no such model, or not yours", code="model_not_found", field="model") from None
 
@@ -149,26 +152,39 @@ class Admission:
         self,
         asked: SamplingCreate,
         target: Target,
-        session_id: SessionId | None,
+        session: Session | None,
         route: str,
         body: Mapping[str, Any],
-        prompt_tokens: int,
-        prompts: int,
+        lengths: Sequence[int],
         *,
         echo: bool,
     ) -> Admitted:
-        _check(asked, target, prompts)
+        _check(asked, target, len(lengths))
+        limit: int = body["max_tokens"] if "max_tokens" in body else body["max_completion_tokens"]
+        samples, sample_id, scoring = asked.n or 1, new_sample_id(), limit == 0
         return Admitted(
-            sample_id=new_sample_id(),
+            sample_id=sample_id,
             model=asked.model,
             target=target,
-            session_id=session_id,
+            session_id=None if session is None else session.id,
             route=route,
             body={**body, **_sampling(asked), "return_token_ids": not echo},
-            prompt_tokens=prompt_tokens,
-            sequences=prompts * (asked.n or 1),
+            prompts=tuple(lengths),
+            samples=samples,
+            scoring=scoring,
             include_usage=asked.stream_options is not None and bool(asked.stream_options.include_usage),
             return_token_ids=bool(asked.return_token_ids),
+            call=Call(
+                sample_id=sample_id,
+                principal=self.principal,
+                session=session,
+                target=target,
+                tag=self.tag,
+                prompt=sum(lengths),
+                sampled=0 if scoring else samples * len(lengths) * limit,
+                engine_prompt=samples * sum(lengths),
+                engine_sampled=samples * len(lengths) * max(1, limit),
+            ),
         )
 
 
@@ -246,9 +262,10 @@ def _admission(
     catalog: CatalogDep,
     prices: PricesDep,
     clock: ClockDep,
+    tag: Tag,
 ) -> Admission:
     return Admission(
-        principal=principal, database=database, engines=engines, catalog=catalog, prices=prices, clock=clock
+        principal=principal, database=database, engines=engines, catalog=catalog, prices=prices, clock=clock, tag=tag
     )
 
 

@@ -6,15 +6,17 @@ import orjson
 from fastapi import Depends, Response
 from pydantic import BaseModel
 
+from gateway.core.costs import cost_nanos
+from gateway.core.counts import counts_of
 from gateway.core.errors import Invalid
 from gateway.core.ports import StoredSample
 from gateway.wire.deps import FirstAnswersDep, IdempotencyKey
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
-from gateway.wire.metering import record, sampling_facts
+from gateway.wire.metering import cost_headers, held, record
 from gateway.wire.openai.admission import Admission, AdmissionDep, Admitted
 from gateway.wire.openai.schemas import ChatCreate, CompletionCreate
 from gateway.wire.openai.streaming import streamed
-from gateway.wire.openai.translate import answer, counts_of
+from gateway.wire.openai.translate import answer
 
 
 class Answerer:
@@ -49,27 +51,27 @@ class Answerer:
 
     async def _compute(self, admitted: Admitted, digest: str) -> bytes:
         """Return a line with the headers, then the body: what a repeated key answers with."""
-        admission = self._admission
-        document = await admission.engines.complete(admitted.target, admitted.route, admitted.body)
-        counts, now = counts_of(document["usage"]), admission.clock.now()
-        facts = sampling_facts(
-            counts,
-            sample_id=admitted.sample_id,
-            principal=admission.principal,
-            session_id=admitted.session_id,
-            target=admitted.target,
-            at=now,
-        )
-        body = answer(admitted, document, counts, int(now.timestamp()))
-        content = orjson.dumps(admitted.headers) + b"\n" + orjson.dumps(body)
-        async with admission.database.write() as unit:
-            if self._key is not None:
-                sample = StoredSample(id=admitted.sample_id, request_digest=digest, content=content)
-                kept = await keep_answer(unit, admission.principal.project_id, self._key, sample)
-                if kept is not content:  # another gateway answered first; that answer was paid for
-                    return kept
-            await record(unit, facts, session_id=admitted.session_id, at=now)
-        return content
+        admission, call = self._admission, admitted.call
+        async with held(admission.database, call) as notices:
+            answered = await admission.engines.complete(admitted.target, admitted.route, admitted.body)
+            counts = counts_of(answered.document["usage"], engine=answered.engine, samples=admitted.samples)
+            if admitted.scoring:
+                counts = counts.without_sampled()
+            now = admission.clock.now()
+            facts = call.facts(counts, now)
+            cost = cost_nanos(admission.prices, facts)
+            body = answer(admitted, answered.document, counts, cost, int(now.timestamp()))
+            headers = {**admitted.headers, **cost_headers(cost, notices)}
+            content = orjson.dumps(headers) + b"\n" + orjson.dumps(body)
+            async with admission.database.write() as unit:
+                kept = content
+                if self._key is not None:
+                    sample = StoredSample(id=admitted.sample_id, request_digest=digest, content=content)
+                    kept = await keep_answer(unit, admission.principal.project_id, self._key, sample)
+                if kept is not content:  # another gateway answered first; that answer was paid for, this one is not
+                    facts = call.facts(counts.unbilled(), now)
+                await record(unit, call, facts, at=now)
+        return kept
 
 
 def _digest(asked: BaseModel) -> str:

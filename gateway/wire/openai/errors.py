@@ -21,6 +21,7 @@ TABLE: Mapping[Kind, tuple[int, str]] = {
     Kind.NOT_FOUND: (404, "invalid_request_error"),
     Kind.CONFLICT: (400, "invalid_request_error"),
     Kind.EXHAUSTED: (429, "rate_limit_error"),
+    Kind.OUT_OF_BUDGET: (429, "insufficient_quota"),
     Kind.INTERNAL: (500, "server_error"),
     Kind.UNAVAILABLE: (503, "server_error"),
 }
@@ -46,7 +47,9 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> Mappi
 def _render(error: GatewayError) -> JSONResponse:
     status = 413 if isinstance(error, BodyTooLarge) else TABLE[error.kind][0]
     headers: dict[str, str] = {}
-    if status in (429, 503):
+    if error.kind is Kind.OUT_OF_BUDGET:
+        headers["X-Should-Retry"] = "false"  # the clients would repeat a 429 for minutes
+    elif status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -27,13 +27,13 @@ def envelope(admitted: Admitted, created: int, *, chunk: bool) -> Json:
     }
 
 
-def answer(admitted: Admitted, document: Mapping[str, Any], counts: TokenCounts, created: int) -> Json:
+def answer(admitted: Admitted, document: Mapping[str, Any], counts: TokenCounts, cost_nanos: int, created: int) -> Json:
     """Return the body of an answer that was not streamed."""
     choices = sorted(document["choices"], key=lambda choice: choice["index"])
     body = {
         **envelope(admitted, created, chunk=False),
         "choices": [_choice(admitted, choice) for choice in choices],
-        "usage": usage(counts),
+        "usage": usage(counts, cost_nanos),
     }
     if admitted.route == "chat/completions":
         if admitted.body["prompt_logprobs"] is not None:
@@ -86,20 +86,12 @@ def chunk_choice(admitted: Admitted, choice: Mapping[str, Any], *, first: bool) 
     return rendered
 
 
-def usage(counts: TokenCounts) -> Json:
+def usage(counts: TokenCounts, cost_nanos: int) -> Json:
+    """Return OpenAI's usage, and what it costs in nano-USD."""
     return {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.sampled,
         "total_tokens": counts.prompt + counts.sampled,
         "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "cost_nanos": cost_nanos,
     }
-
-
-def counts_of(usage: Mapping[str, Any]) -> TokenCounts:
-    """Read an engine's ``usage``."""
-    details: Mapping[str, Any] = usage.get("prompt_tokens_details") or {}
-    return TokenCounts(
-        prompt=usage["prompt_tokens"],
-        cached=details.get("cached_tokens") or 0,
-        sampled=usage.get("completion_tokens") or 0,
-    )

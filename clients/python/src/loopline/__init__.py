@@ -17,6 +17,7 @@ from loopline.errors import (
     LooplineError,
     NotFound,
     OperationError,
+    OutOfBudget,
     ResultMismatchError,
     ServerFault,
     Unauthenticated,
@@ -25,6 +26,8 @@ from loopline.errors import (
 )
 from loopline.futures import APIFuture
 from loopline.results import (
+    Estimate,
+    EstimateLine,
     ForwardBackwardOutput,
     LoadStateResponse,
     ModelPackage,
@@ -52,6 +55,8 @@ __all__ = [
     "ConnectionFailed",
     "Datum",
     "EncodedTextChunk",
+    "Estimate",
+    "EstimateLine",
     "Exhausted",
     "Forbidden",
     "ForwardBackwardOutput",
@@ -65,6 +70,7 @@ __all__ = [
     "NotFound",
     "OperationError",
     "OptimStepResponse",
+    "OutOfBudget",
     "ResultMismatchError",
     "RetryPolicy",
     "SampleResponse",

@@ -8,7 +8,8 @@ LooplineError
 │   ├── Forbidden         a valid key without the right
 │   ├── NotFound          no such thing, or not yours
 │   ├── Conflict          clashes with what is already recorded
-│   ├── Exhausted         a quota, budget or queue is full, still after every retry
+│   ├── OutOfBudget       a budget does not cover the worst case; nothing ran, and nothing will until it is raised
+│   ├── Exhausted         a quota or queue is full, still after every retry
 │   ├── Unavailable       something is away, still after every retry
 │   └── ServerFault       the gateway's own fault
 ├── OperationError        an accepted operation failed; weights, moments and accumulated gradient are as before it
@@ -143,8 +144,12 @@ class Conflict(ApiError):
     """The request clashes with what is recorded, for example a stopped session."""
 
 
+class OutOfBudget(ApiError):
+    """A budget does not cover what the call can cost; ``details`` has the numbers in nano-USD."""
+
+
 class Exhausted(ApiError):
-    """A quota, budget or queue is full."""
+    """A quota or queue is full."""
 
 
 class Unavailable(ApiError):
@@ -162,6 +167,7 @@ class ServerFault(ApiError):
 _BY_STATUS: Mapping[int, type[ApiError]] = {
     400: InvalidRequest,
     401: Unauthenticated,
+    402: OutOfBudget,
     403: Forbidden,
     404: NotFound,
     409: Conflict,

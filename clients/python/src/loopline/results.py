@@ -139,6 +139,7 @@ class Session(_Read):
     failure: str | None = None
     recovered_seq: int | None = None
     replay_note: str | None = None
+    cost_nanos: int = 0
 
 
 class ModelPackage(_Read):
@@ -167,12 +168,19 @@ class ModelPackage(_Read):
 
 
 class UsageLine(_Read):
-    """Tokens of one meter (``prefill``, ``cached_prefill``, ``sample``, ``train``) and their price in nano-USD."""
+    """A sum and its price in nano-USD. What was not grouped by is None.
 
+    Quantities are tokens of one ``meter`` (``prefill``, ``cached_prefill``, ``sample``, ``train``), or of ``storage``
+    kilobytes for a month.
+    """
+
+    start: datetime | None = None
+    project_id: str | None = None
     key_id: str | None = None
     session_id: str | None = None
-    base_model: str
-    meter: str
+    base_model: str | None = None
+    meter: str | None = None
+    tag: str | None = None
     quantity: int
     cost_nanos: int
 
@@ -182,3 +190,21 @@ class Usage(_Read):
 
     total_cost_nanos: int
     data: list[UsageLine]
+
+
+class EstimateLine(_Read):
+    """One meter of a planned loop: tokens, price in nano-USD per million, cost in nano-USD."""
+
+    meter: str
+    quantity: int
+    rate_nanos: int
+    cost_nanos: int
+
+
+class Estimate(_Read):
+    """What a loop costs if every sample is as long as allowed and nothing is found in a cache."""
+
+    base_model: str
+    lines: list[EstimateLine]
+    step_cost_nanos: int
+    cost_nanos: int

@@ -13,6 +13,7 @@ from loopline.errors import ClientStopped, LooplineError
 from loopline.futures import APIFuture
 from loopline.results import (
     Billed,
+    Estimate,
     ForwardBackwardOutput,
     LoadStateResponse,
     OptimStepResponse,
@@ -162,6 +163,38 @@ class TrainingClient:
             session_id=self.session_id,
             version=model_package_arn or None,
             base_model=self._session.base_model,
+        )
+
+    def estimate(
+        self,
+        *,
+        steps: int = 1,
+        batch_size: int = 0,
+        datum_tokens: int = 0,
+        passes: int = 1,
+        prompts: int = 0,
+        prompt_tokens: int = 0,
+        samples: int = 1,
+        sample_tokens: int = 0,
+    ) -> Estimate:
+        """Return what a loop of ``steps`` equal steps costs at most, at today's prices. Runs nothing.
+
+        A step trains ``batch_size`` datums of ``datum_tokens`` tokens ``passes`` times, and draws ``samples``
+        continuations of up to ``sample_tokens`` tokens of each of ``prompts`` prompts of ``prompt_tokens`` tokens.
+        """
+        plan = {
+            "base_model": self._session.base_model,
+            "steps": steps,
+            "batch_size": batch_size,
+            "datum_tokens": datum_tokens,
+            "passes": passes,
+            "prompts": prompts,
+            "prompt_tokens": prompt_tokens,
+            "samples": samples,
+            "sample_tokens": sample_tokens,
+        }
+        return self._connection.loop.run(
+            self._connection.transport.post(Estimate, "/estimate", encode(plan), during="estimate")
         )
 
     def get_base_model(self) -> str:

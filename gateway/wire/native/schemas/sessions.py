@@ -56,7 +56,7 @@ class LoraRead(Read):
 
 
 class SessionRead(Read):
-    """A session. ``expires_at`` moves on with every use.
+    """A session. ``expires_at`` moves on with every use; ``cost_nanos`` is what it has cost up to now.
 
     While ``activity`` is ``recovering``, ``recovered_seq`` says how far its state has been rebuilt. ``replay_note``
     says that a rebuild ran with other versions of libraries than the first run, and with which.
@@ -82,6 +82,7 @@ class SessionRead(Read):
     recovered_seq: int | None
     replay_note: str | None
     order: str
+    cost_nanos: int
 
 
 class SessionPage(Read):

@@ -1,0 +1,69 @@
+"""An engine's ``usage`` as counts: what is billed, and what the engine counted beside it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.core.sampling import TokenCounts
+
+
+def counts_of(usage: Mapping[str, Any], *, engine: str, samples: int) -> TokenCounts:
+    """Read the ``usage`` of a complete answer with ``samples`` sequences for each prompt.
+
+    vLLM reports a prompt once per call and counts it once per sequence.
+    """
+    details: Mapping[str, Any] = usage.get("prompt_tokens_details") or {}
+    prompt: int = usage["prompt_tokens"]
+    return TokenCounts(
+        engine=engine,
+        prompt=prompt,
+        cached=min(prompt, details.get("cached_tokens") or 0),
+        sampled=usage.get("completion_tokens") or 0,
+        extra_prompt=prompt * (samples - 1),
+    )
+
+
+class StreamCounts:
+    """Counts a stream while it runs, so that it can be cut off at any chunk.
+
+    ``prompts`` are the lengths of the prompts, each answered by ``samples`` sequences; a chunk's ``usage`` counts the
+    tokens of its own sequence so far. A prompt counts from the first token of its first sequence on.
+    """
+
+    def __init__(self, prompts: tuple[int, ...], samples: int) -> None:
+        self._prompts = prompts
+        self._samples = samples
+        self._sampled: dict[int, int] = {}
+        self._cached = 0
+        self._ended = 0
+        self._engine = ""
+
+    def observe(self, engine: str, chunk: Mapping[str, Any]) -> None:
+        self._engine = engine
+        usage: Mapping[str, Any] = chunk.get("usage") or {}
+        details: Mapping[str, Any] = usage.get("prompt_tokens_details") or {}
+        self._cached = max(self._cached, details.get("cached_tokens") or 0)
+        for choice in chunk.get("choices") or ():
+            index: int = choice["index"]
+            before = self._sampled.get(index, 0)
+            with_ids = before + len(choice.get("token_ids") or ())
+            self._sampled[index] = max(with_ids, usage.get("completion_tokens") or 0)
+            self._ended += choice.get("finish_reason") is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sequence has ended."""
+        return self._ended >= len(self._prompts) * self._samples
+
+    def counts(self) -> TokenCounts | None:
+        """Return the counts so far, None when no token was generated."""
+        begun = [index // self._samples for index, sampled in self._sampled.items() if sampled]
+        if not begun:
+            return None
+        prompt = sum(self._prompts[index] for index in set(begun))
+        return TokenCounts(
+            engine=self._engine,
+            prompt=prompt,
+            cached=min(prompt, self._cached),
+            sampled=sum(self._sampled.values()),
+            extra_prompt=sum(self._prompts[index] for index in begun) - prompt,
+        )
