@@ -18,6 +18,7 @@ BARS = {
     "lora_sampling": 0.6,
     "tenants8": 1.2,
 }
+Clock = Callable[[], float]  # in seconds
 LONG_PEAK_GIB = 4.0  # grpo_long has to run in less
 
 
@@ -44,15 +45,15 @@ class Timed:
         return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def alternate(sides: Sequence[Side], times: int) -> dict[str, Timed]:
+def alternate(sides: Sequence[Side], times: int, clock: Clock = time.perf_counter) -> dict[str, Timed]:
     """Time the sides in turn, ``times`` rounds after an untimed one: a noisy machine disturbs all of them."""
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
     for turn in range(times + 1):
         for side in sides:
-            start = time.perf_counter()
+            start = clock()
             side.run()
             if turn:
-                seconds[side.name].append(time.perf_counter() - start)
+                seconds[side.name].append(clock() - start)
     return {name: Timed(seconds=values) for name, values in seconds.items()}
 
 

@@ -27,8 +27,9 @@ def sft(options: Options, report: Report) -> None:
     if options.quick:
         return
     eager = BareLoop(options.model, options.bare_dtype, attention="eager")
-    seconds = alternate([Side(name="bare", run=lambda: _bare_step(eager, batch, 16))], options.times(3, 1))
-    report.seconds("sft", "bare loop, eager attention", seconds["bare"], f"{seconds['bare'].median / timed.median:.2f}")
+    side = Side(name="eager", run=lambda: _bare_step(eager, batch, 16))
+    seconds = alternate([side], options.times(3, 1), options.clock)["eager"]
+    report.seconds("sft", "bare loop, eager attention", seconds, f"ratio {seconds.median / timed.median:.2f}")
 
 
 def grpo_short(options: Options, report: Report) -> None:
@@ -70,7 +71,8 @@ def tenants8(options: Options, report: Report) -> None:
             loop.optim_step(session)
 
     sides = [Side(name="bare", run=one_after_the_other), Side(name="ours", run=interleaved)]
-    _compare("tenants8", alternate(sides, options.times(5, 3)), sum(batch.tokens for batch in work), options, report)
+    timed = alternate(sides, options.times(5, 3), options.clock)
+    _compare("tenants8", timed, sum(batch.tokens for batch in work), options, report)
 
 
 def _against_bare(
@@ -85,7 +87,7 @@ def _against_bare(
         loop.optim_step()
 
     sides = [Side(name="bare", run=lambda: _bare_step(bare, batch, minibatch)), Side(name="ours", run=step)]
-    timed = alternate(sides, times)
+    timed = alternate(sides, times, options.clock)
     _compare(name, timed, batch.tokens, options, report)
     return timed["ours"]
 

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--bare-mode", choices=DTYPES, help="compute dtype of the bare loop; default: as --mode")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeat", type=int, help="timed rounds of each row")
+    parser.add_argument("--processor-time", action="store_true", help="count our own seconds, with --threads 1")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that engines and stacks are ended
@@ -53,6 +54,7 @@ def main() -> None:
         quick=arguments.quick,
         threads=arguments.threads,
         repeat=arguments.repeat,
+        processor_time=arguments.processor_time,
     )
     report = Report()
     try:

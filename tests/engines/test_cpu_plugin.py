@@ -6,6 +6,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,3 +228,24 @@ def test_an_action_runs_once_right_after_the_module_it_waits_for(
 
     assert (seen, awaited_module.value) == ([1], 1)
     monkeypatch.delitem(sys.modules, "awaited_module")
+
+
+def test_an_adapter_that_enters_a_slot_replaces_the_products_of_the_one_before(vllm: dict[str, Any]) -> None:
+    from vllm.lora.model_manager import LoRAModelManager
+
+    a, b = stacked()
+    wrapper = wrapper_of(vllm, [1, 1], [1, 1])
+    manager = object.__new__(LoRAModelManager)  # no model: what enters the slot is written below
+    manager._active_adapters, manager.lora_index_to_id = {}, [8, None, 9]
+    manager._registered_adapters = {2: SimpleNamespace(id=2, loras={"q": SimpleNamespace(lora_a=a[1, 0])})}
+    manager.modules, manager.punica_wrapper_mapping = {}, {"model": wrapper}
+    before = torch.zeros(2, OUTPUTS)
+    wrapper.add_lora_linear(before, rows(2), (a,), (b,), 1.0, (OUTPUTS,))
+
+    b[1].mul_(-3.0)
+    assert manager.activate_adapter(2)
+    after = torch.zeros(2, OUTPUTS)
+    wrapper.add_lora_linear(after, rows(2), (a,), (b,), 1.0, (OUTPUTS,))
+
+    assert before.abs().max() > 0.1
+    torch.testing.assert_close(after, -3.0 * before, atol=1e-4, rtol=1e-4)

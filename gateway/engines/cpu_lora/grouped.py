@@ -1,10 +1,13 @@
 """LoRA products grouped by adapter, at the adapter's own rank.
 
 The stock CPU ops gather a copy of A and B for every token, padded to ``--max-lora-rank``. Here the rows of a step are
-grouped by slot once (when the mapping of rows to adapters changes), and each group is two plain matrix products with
-views of the slot's weights, cut to the rank the adapter really has. Base rows are in no group.
+grouped by slot once (when the mapping of rows to adapters changes), and each group is two plain matrix products, cut to
+the rank the adapter really has. Base rows are in no group.
 
-Dimensions: T rows, I inputs, O outputs, R rank.
+At decoding sizes a product costs its call (some 20 us), not its arithmetic: so the A of a module's slices (q, k, v) are
+laid one under the other and their B block by block, once for each adapter that enters a slot.
+
+Dimensions: T rows, I inputs, O outputs, R rank, summed over a module's slices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +19,7 @@ import torch
 
 _GROUPS = "loopline_groups"  # on the wrapper: the present step's groups
 _RANKS = "loopline_ranks"  # on the wrapper: slot -> rank
+_PACKS = "loopline_packs"  # on the wrapper: (slot, address of the module's A) -> pack
 _APPLIED = "loopline_grouped"  # on the wrapper's class
 
 
@@ -40,35 +44,49 @@ def groups_of(indices_T: torch.Tensor) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def add_products(
-    y_TO: torch.Tensor,
-    x_TI: torch.Tensor,
-    a_stacked: Sequence[torch.Tensor],
-    b_stacked: Sequence[torch.Tensor],
-    scale: float,
-    output_slices: Sequence[int],
-    groups: Sequence[Group],
-    ranks: Mapping[int, int],
-) -> None:
-    """Add ``scale * x A^T B^T`` to each output slice of ``y``, in place.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """One adapter in one module: A of all slices, and B with a block for each. ``source`` keeps the address taken."""
 
-    ``a_stacked[s]`` is ``[slots, 1, R, I]`` and ``b_stacked[s]`` ``[slots, 1, O, R]``; a slot missing in ``ranks``
-    is computed at the full padded rank. An output narrower than its B takes B's first rows.
+    A_RI: torch.Tensor
+    B_RO: torch.Tensor
+    source: torch.Tensor
+
+
+def pack(
+    a_stacked: Sequence[torch.Tensor], b_stacked: Sequence[torch.Tensor], widths: Sequence[int], slot: int, rank: int
+) -> Pack:
+    """Copy a slot's weights at their own rank.
+
+    ``a_stacked[s]`` is ``[slots, 1, R, I]`` and ``b_stacked[s]`` ``[slots, 1, O, R]``; slices of the output are
+    ``widths`` wide, and one narrower than its B takes B's first rows.
+    """
+    A_RI = torch.cat([a[slot].reshape(a.shape[-2:])[:rank] for a in a_stacked])
+    B_RO = A_RI.new_zeros((A_RI.shape[0], sum(widths)))
+    start = 0
+    for index, (b, width) in enumerate(zip(b_stacked, widths, strict=True)):
+        own_OR = b[slot].reshape(b.shape[-2:])[:width, :rank]
+        B_RO[index * rank : (index + 1) * rank, start : start + own_OR.shape[0]] = own_OR.T
+        start += width
+    return Pack(A_RI=A_RI, B_RO=B_RO, source=a_stacked[0])
+
+
+def add_products(
+    y_TO: torch.Tensor, x_TI: torch.Tensor, scale: float, groups: Sequence[Group], pack_of: Callable[[int], Pack]
+) -> None:
+    """Add ``scale * x A^T B`` to ``y``, in place; columns of ``y`` beyond B's stay as they are, and B's beyond ``y``'s
+    are not computed.
     """
     for group in groups:
-        x = x_TI[group.rows]
+        packed = pack_of(group.slot)
         y = y_TO[group.rows]
-        start = 0
-        for a_all, b_all, width in zip(a_stacked, b_stacked, output_slices, strict=True):
-            rank = ranks.get(group.slot, a_all.shape[-2])
-            a_RI = a_all[group.slot].reshape(a_all.shape[-2:])[:rank]
-            columns = min(width, y.shape[1] - start)
-            b_OR = b_all[group.slot].reshape(b_all.shape[-2:])[:columns, :rank]
-            h_TR = x.to(a_RI.dtype) @ a_RI.T
-            if scale != 1.0:
-                h_TR = h_TR * scale
-            y[:, start : start + columns] += (h_TR @ b_OR.T).to(y.dtype)
-            start += width
+        columns = min(packed.B_RO.shape[1], y.shape[1])
+        z_TR = torch.mm(x_TI[group.rows].to(packed.A_RI.dtype), packed.A_RI.T)
+        target, B_RO = y[:, :columns], packed.B_RO[:, :columns]
+        if y.dtype == B_RO.dtype:
+            target.addmm_(z_TR, B_RO, alpha=scale)
+        else:
+            target.add_(torch.mm(z_TR, B_RO), alpha=scale)
         if isinstance(group.rows, torch.Tensor):
             y_TO.index_copy_(0, group.rows, y)
 
@@ -123,17 +141,8 @@ def group_by_adapter() -> None:
         if buffer is not None or groups is None:
             stock_linear(self, y, x, lora_a_stacked, lora_b_stacked, scale, output_slices, buffer=buffer, **options)
             return
-        ranks: Mapping[int, int] = getattr(self, _RANKS, {})
-        add_products(
-            y.view(-1, y.shape[-1]),
-            x.view(-1, x.shape[-1]),
-            lora_a_stacked,
-            lora_b_stacked,
-            scale,
-            output_slices,
-            groups,
-            ranks,
-        )
+        pack_of = _packs(self, lora_a_stacked, lora_b_stacked, output_slices)
+        add_products(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), scale, groups, pack_of)
 
     def add_lora_logits(
         self: Any,
@@ -151,9 +160,8 @@ def group_by_adapter() -> None:
         if buffer is not None or indices.shape[0] != x.shape[0]:
             stock_logits(self, y, x, lora_a_stacked, lora_b_stacked, scale, buffer=buffer, **options)
             return
-        ranks: Mapping[int, int] = getattr(self, _RANKS, {})
-        widths = (lora_b_stacked.shape[-2],)
-        add_products(y, x, (lora_a_stacked,), (lora_b_stacked,), scale, widths, groups_of(indices), ranks)
+        pack_of = _packs(self, (lora_a_stacked,), (lora_b_stacked,), (lora_b_stacked.shape[-2],))
+        add_products(y, x, scale, groups_of(indices), pack_of)
 
     def add_lora_embedding(
         self: Any,
@@ -178,6 +186,9 @@ def group_by_adapter() -> None:
                 if not hasattr(wrapper, _RANKS):
                     setattr(wrapper, _RANKS, {})
                 getattr(wrapper, _RANKS)[slot] = rank
+                packs: dict[tuple[int, int], Pack] = getattr(wrapper, _PACKS, {})
+                for key in [key for key in packs if key[0] == slot]:
+                    del packs[key]
         return activated
 
     wrapper_class.update_metadata = update_metadata
@@ -186,6 +197,26 @@ def group_by_adapter() -> None:
     wrapper_class.add_lora_embedding = add_lora_embedding
     manager_class.activate_adapter = activate_adapter
     setattr(wrapper_class, _APPLIED, True)
+
+
+def _packs(
+    wrapper: Any, a_stacked: Sequence[torch.Tensor], b_stacked: Sequence[torch.Tensor], widths: Sequence[int]
+) -> Callable[[int], Pack]:
+    """Return what finds a slot's pack of one module, or makes it. Activating an adapter forgets its slot's packs."""
+    if not hasattr(wrapper, _PACKS):
+        setattr(wrapper, _PACKS, {})
+    packs: dict[tuple[int, int], Pack] = getattr(wrapper, _PACKS)
+    ranks: Mapping[int, int] = getattr(wrapper, _RANKS, {})
+
+    def pack_of(slot: int) -> Pack:
+        key = (slot, a_stacked[0].data_ptr())
+        found = packs.get(key)
+        if found is None:
+            rank = ranks.get(slot, a_stacked[0].shape[-2])
+            found = packs[key] = pack(a_stacked, b_stacked, widths, slot, rank)
+        return found
+
+    return pack_of
 
 
 def rank_of(lora_model: Any) -> int:
