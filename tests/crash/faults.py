@@ -50,7 +50,7 @@ class Striker:
         match fault:
             case Fault.KILL_TRAINER:
                 stack.kill(*stack.names("trainer"))
-                self._victims = self._running()
+                self._victims = await self._running()
             case Fault.KILL_GATEWAY:
                 stack.kill("gateway")
             case Fault.KILL_ENGINE:
@@ -58,7 +58,7 @@ class Striker:
             case Fault.KILL_ALL:
                 stack.kill(*stack.members)
                 await asyncio.to_thread(stack.restart_database)
-                self._victims = self._running()
+                self._victims = await self._running()
             case Fault.TERM_TRAINER | Fault.TERM_GATEWAY:
                 name = "gateway" if fault is Fault.TERM_GATEWAY else stack.names("trainer")[0]
                 self.statuses.append((fault, await asyncio.to_thread(stack.terminate, name)))
@@ -100,10 +100,16 @@ class Striker:
 
     async def _recovered(self) -> None:
         """Return when what the last kill interrupted is done: an operation hit twice is given up, by contract."""
-        while self._victims & self._running():
+        while self._victims & await self._running():
             await asyncio.sleep(0.02)
 
-    def _running(self) -> set[str]:
+    async def _running(self) -> set[str]:
         while True:
-            with suppress(SQLAlchemyError), connected(self._stack.database_url) as connection:
-                return {row["id"] for row in rows(connection, _RUNNING)}
+            with suppress(SQLAlchemyError):
+                return await asyncio.to_thread(_running_ids, self._stack.database_url)
+            await asyncio.sleep(0.05)
+
+
+def _running_ids(url: str) -> set[str]:
+    with connected(url) as connection:
+        return {row["id"] for row in rows(connection, _RUNNING)}

@@ -100,7 +100,7 @@ class KilledSaves:
         while self.done < self.wanted:
             before = _entries(staging)
             while not (new := _entries(staging) - before):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
                 before &= _entries(staging)
             if victims & {str(row["id"]) for row in await asyncio.to_thread(_all_running, stack)}:
                 continue  # an operation that was hit twice would be given up, by contract
