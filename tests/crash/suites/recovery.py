@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -19,10 +19,32 @@ BARS_S = {"tiny": 5.0, "smollm2": 60.0}  # from ready, where imports are not wha
 MOST_REPLAY_S = 20.0  # the default of LOOPLINE_SNAPSHOT_AFTER_S: an hour leaves no more than this to repeat
 _BATCH = {"tiny": (32, 256), "smollm2": (4, 64)}
 _LEASE_S = 2.0
+SNAPSHOTS, NEARLY = 3, 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a rebuild would repeat, and the snapshots seen so far."""
+
+    snapshots: int = 0
+    snapshot_seq: int = 0
+    operations: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A recovery. ``ready_s`` and ``going_on_s`` count from the start of the new process."""
+
+    operations: int
+    replay: Replay
+    interval_s: float
+    ready_s: float
+    going_on_s: float
 
 
 def recovery(model: str, options: Options, console: Console) -> Verdict:
-    """Train until a snapshot was taken and as much as possible was done since, kill, start, measure."""
+    """Train over three snapshots until the next one is nearly due, kill, start, measure: the most there is to rebuild."""
     command = f"make recovery MODEL={model} DB={options.database}"
     verdict = Verdict(title=f"recovery of a long session, {model}, {options.database}", command=command)
     path = cached_tiny_model() if model == "tiny" else smollm_directory()
@@ -34,22 +56,25 @@ def recovery(model: str, options: Options, console: Console) -> Verdict:
         environment={"LOOPLINE_THREADS": "0", "LOOPLINE_SNAPSHOT_AFTER_S": str(MOST_REPLAY_S)},
     )
     with console.status("training until a recovery would take longest"):
-        facts = asyncio.run(_measure(setting, *_BATCH[model]))
-    verdict.line("operations before the kill", facts["operations"])
-    verdict.line("of them after the last snapshot", facts["replayed"])
-    verdict.line("computing time since that snapshot", f"{facts['since_snapshot_s']:.1f} s", f"{MOST_REPLAY_S:g} s")
+        measured = asyncio.run(_measure(setting, *_BATCH[model]))
     bar_s = BARS_S[model]
-    judged_s = facts["going_on_s"] - (facts["ready_s"] if model == "tiny" else 0.0)
-    verdict.line("start of the process until it has its base model", f"{facts['ready_s']:.1f} s")
-    verdict.line("until the session goes on", f"{facts['going_on_s']:.1f} s", "60 s" if model == "smollm2" else "")
+    judged_s = measured.going_on_s - (measured.ready_s if model == "tiny" else 0.0)
+    verdict.line("operations before the kill", measured.operations)
+    verdict.line("snapshots until then", measured.replay.snapshots)
+    verdict.line("operations to repeat", measured.replay.operations)
+    verdict.line("computing time to repeat", f"{measured.replay.seconds:.1f} s", f"{MOST_REPLAY_S:g} s")
     verdict.line(
-        "of that, rebuilding", f"{facts['going_on_s'] - facts['ready_s']:.1f} s", "5 s" if model == "tiny" else ""
+        "computing time between the last two snapshots", f"{measured.interval_s:.1f} s", f"{MOST_REPLAY_S:g} s"
     )
+    verdict.line("start of the process until it has its base model", f"{measured.ready_s:.1f} s")
+    verdict.line("until the session goes on", f"{measured.going_on_s:.1f} s", "60 s" if model == "smollm2" else "")
+    rebuilding_s = measured.going_on_s - measured.ready_s
+    verdict.line("of that, rebuilding", f"{rebuilding_s:.1f} s", "5 s" if model == "tiny" else "")
     verdict.require(judged_s <= bar_s, f"recovery took {judged_s:.1f} s")
     return verdict
 
 
-async def _measure(setting: Setting, datums: int, length: int) -> dict[str, Any]:
+async def _measure(setting: Setting, datums: int, length: int) -> Measured:
     async with running(setting) as stack:
         headers = {"Authorization": f"Bearer {stack.key}"}
         async with httpx.AsyncClient(
@@ -58,14 +83,15 @@ async def _measure(setting: Setting, datums: int, length: int) -> dict[str, Any]
             opened = await client.post("/sessions", json={"base_model": setting.name, "lora": {"rank": 8}})
             session = opened.json()["id"]
             rng = random.Random(1)
-            operations = 0
-            while True:
+            operations, interval_s, before = 0, 0.0, Replay()
+            while before.snapshots < SNAPSHOTS or before.seconds < NEARLY * interval_s:
                 await _run(client, session, "forward_backward", {"data": _batch(rng, datums, length)})
                 await _run(client, session, "optim_step", {})
                 operations += 2
-                facts = _since_snapshot(stack, session)
-                if facts["snapshots"] and facts["since_snapshot_s"] > 0.85 * MOST_REPLAY_S:
-                    break
+                replay = _replay(stack, session, before)
+                if replay.snapshots > before.snapshots:
+                    interval_s = before.seconds
+                before = replay
             stack.members["trainer-0"].wanted = False
             stack.kill("trainer-0")
             await asyncio.sleep(_LEASE_S)
@@ -79,7 +105,13 @@ async def _measure(setting: Setting, datums: int, length: int) -> dict[str, Any]
             while (await _status(client, submitted.json()["id"])) in ("queued", "running"):
                 pass
             going_on_s = time.monotonic() - started
-            return {**facts, "operations": operations, "ready_s": ready_s, "going_on_s": going_on_s}
+            return Measured(
+                operations=operations,
+                replay=before,
+                interval_s=interval_s,
+                ready_s=ready_s,
+                going_on_s=going_on_s,
+            )
 
 
 def _starts(stack: Stack) -> int:
@@ -87,18 +119,22 @@ def _starts(stack: Stack) -> int:
     return stack.log("trainer-0").read_text(errors="replace").count('"trainer_ready"')
 
 
-def _since_snapshot(stack: Stack, session: str) -> dict[str, Any]:
-    """What a replay would have to repeat now."""
+def _replay(stack: Stack, session: str, before: Replay) -> Replay:
+    """What a rebuild would have to repeat now."""
     with connected(stack.database_url) as connection:
-        snapshot = rows(connection, "SELECT snapshot_seq FROM sessions WHERE id = :id", id=session)[0]["snapshot_seq"]
+        seq = rows(connection, "SELECT snapshot_seq FROM sessions WHERE id = :id", id=session)[0]["snapshot_seq"] or 0
         later = rows(
             connection,
             "SELECT started_at, finished_at FROM operations WHERE session_id = :id AND seq > :seq",
             id=session,
-            seq=snapshot or 0,
+            seq=seq,
         )
-    micros = sum(row["finished_at"] - row["started_at"] for row in later)
-    return {"snapshots": snapshot is not None, "replayed": len(later), "since_snapshot_s": micros / 1e6}
+    return Replay(
+        snapshots=before.snapshots + (seq != before.snapshot_seq),
+        snapshot_seq=seq,
+        operations=len(later),
+        seconds=sum(row["finished_at"] - row["started_at"] for row in later) / 1e6,
+    )
 
 
 async def _run(client: httpx.AsyncClient, session: str, verb: str, body: dict[str, Any]) -> None:
