@@ -44,7 +44,7 @@ class Measured:
 
 
 def recovery(model: str, options: Options, console: Console) -> Verdict:
-    """Train over three snapshots until the next one is nearly due, kill, start, measure: the most there is to rebuild."""
+    """Train until a fourth snapshot is nearly due, kill, start, measure: there is never more to rebuild."""
     command = f"make recovery MODEL={model} DB={options.database}"
     verdict = Verdict(title=f"recovery of a long session, {model}, {options.database}", command=command)
     path = cached_tiny_model() if model == "tiny" else smollm_directory()
