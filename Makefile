@@ -14,7 +14,7 @@ N ?=
 OPS ?= 2000
 SEED ?= 1
 DB ?= sqlite
-ENGINE ?= vllm
+ENGINE ?= scripted
 MODEL ?= tiny
 CRASH = $(BIN)/python -m tests.crash
 
@@ -58,7 +58,7 @@ bench-statements: setup ## Print the statement of a month of 100,000 usage facts
 curves: setup ## Compare learning curves with a plain transformers + PEFT loop (SFT and GRPO, about 40 minutes)
 	@$(BIN)/python -m tests.curves
 
-crash: setup ## Kill everything in turn, lose nothing: N=200 SEED=1 DB=sqlite|postgres ENGINE=vllm|scripted
+crash: setup ## Kill everything in turn, lose nothing: N=200 SEED=1 DB=sqlite|postgres ENGINE=scripted|vllm
 	@$(CRASH) crash --rounds $(or $(N),20) --seed $(SEED) --database $(DB) --engine $(ENGINE)
 
 chaos: setup ## Send through a proxy that duplicates, drops, delays and reorders: OPS=2000 SEED=1 DB=...
