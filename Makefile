@@ -28,7 +28,7 @@ RACES ?= 300
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks recovery check lint format typecheck lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-store bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks recovery check lint format typecheck lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test: setup ## Run the whole test suite
 
 bench-trainer: setup ## Compare the trainer with a bare PEFT loop (25 minutes; QUICK=1: about 5)
 	@$(BIN)/python -m tests.bench.trainer $(if $(QUICK),--quick)
+
+bench-store: setup ## Measure group commit with slow fsyncs (needs strace)
+	@$(BIN)/python -m tests.bench.store
 
 bench-ledger: setup ## Find every token that an engine counted in the ledger: CALLS=1000 REAL=0 KILLS=10 SEED=1
 	@$(BIN)/python -m tests.bench.ledger --calls $(CALLS) --real $(REAL) --kills $(KILLS) --seed $(SEED)
