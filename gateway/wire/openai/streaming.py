@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import orjson
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
 
 from gateway.core.costs import cost_nanos
 from gateway.core.counts import StreamCounts
@@ -43,18 +44,31 @@ async def streamed(admission: Admission, admitted: Admitted) -> EventSourceRespo
         with anyio.CancelScope(shield=True):
             await frames.aclose()
         raise
-    headers = {**admitted.headers, **warning_headers(notices)}
-    return EventSourceResponse(_after(first, frames), headers=headers, ping=PING_S, sep="\n")
+    return _Response(first, frames, {**admitted.headers, **warning_headers(notices)})
+
+
+class _Response(EventSourceResponse):
+    """Closes its frames when it is over, also where it was cut off between two of them: a generator that is merely
+    dropped ends when garbage is collected, which may be never."""
+
+    def __init__(
+        self, first: ServerSentEvent, frames: AsyncGenerator[ServerSentEvent], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(_after(first, frames), headers=headers, ping=PING_S, sep="\n")
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._frames.aclose()
 
 
 async def _after(first: ServerSentEvent, rest: AsyncGenerator[ServerSentEvent]) -> AsyncGenerator[ServerSentEvent]:
-    try:
-        yield first
-        async for frame in rest:
-            yield frame
-    finally:
-        with anyio.CancelScope(shield=True):
-            await rest.aclose()
+    yield first
+    async for frame in rest:
+        yield frame
 
 
 class Stream:
