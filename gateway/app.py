@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from billing import price_book
 from billing.price_book import Book
 from billing.prices import PriceList, shipped_prices
-from gateway import health
+from gateway import health, metrics
 from gateway.auth.keys import Keyring, local_key
 from gateway.auth.master import open_keyring
 from gateway.background import Sweeper
@@ -25,11 +25,13 @@ from gateway.core.errors import Unavailable
 from gateway.core.futures import Futures
 from gateway.engines.pool import EnginePool
 from gateway.ledger import PriceSheet, ledger_factory
+from gateway.metrics import Metrics
 from gateway.probes import RecordedProbes
 from gateway.processes import own_name
 from gateway.publisher import Publisher
 from gateway.settings import Settings
 from gateway.store import SERVER_WAIT_S, LocalArtifacts, SqlDatabase, open_database
+from gateway.verdicts import Verdicts
 from gateway.wire.deps import State
 from gateway.wire.edge import RequestEdge
 from gateway.wire.idempotency import FirstAnswers
@@ -42,6 +44,7 @@ class AppState(State):
     """The dialects' state, and what only the application's own routes need."""
 
     readiness: health.Readiness
+    metrics: Metrics
 
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[AppState]]
@@ -84,7 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     native_errors.install(app)
-    app.router.routes.extend(health.ROUTES)
+    app.router.routes.extend([*health.ROUTES, *metrics.ROUTES])
     app.mount("/training/v1", create_native_app())
     app.mount("/v1", create_openai_app())
     app.add_middleware(RequestEdge)
@@ -116,13 +119,16 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
         )
     )
     sheet.book = await _price_list(database, settings, files, at=clock.now())
+    artifacts, collected = LocalArtifacts(settings.artifact_dir), Metrics()
     engines = await opened.enter_async_context(
         EnginePool(
             catalog,
-            LocalArtifacts(settings.artifact_dir),
+            artifacts,
             key=settings.engine_key.get_secret_value(),
             timeout_s=settings.engine_timeout_s,
             probes=RecordedProbes(database, clock),
+            clock=clock,
+            witness=Verdicts(database, collected),
         )
     )
     futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.operations))
@@ -130,8 +136,16 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
     biller = Biller(database, engines, sheet, clock, owner)
     await opened.enter_async_context(_books(database, biller))
     await opened.enter_async_context(Publisher(database, engines, database.wakeups, clock, owner))
-    await opened.enter_async_context(_running(Sweeper(database, clock, gap_timeout_s=settings.gap_timeout_s)))
-    collector = Collector(database, LocalArtifacts(settings.artifact_dir), clock, owner)
+    sweeper = Sweeper(
+        database,
+        engines,
+        artifacts,
+        clock,
+        gap_timeout_s=settings.gap_timeout_s,
+        undelete_s=settings.undelete_s,
+    )
+    await opened.enter_async_context(_running(sweeper))
+    collector = Collector(database, artifacts, clock, owner)
     await opened.enter_async_context(_running(collector))
     async with database.write() as unit:
         await local_key(unit, keyring, at=clock.now())
@@ -147,6 +161,8 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
         keyring=keyring,
         first_answers=FirstAnswers(),
         max_body_bytes=settings.max_body_bytes,
+        undelete_s=settings.undelete_s,
+        metrics=collected,
         readiness=health.Readiness(database, engines, catalog, clock),
     )
 

@@ -1,6 +1,7 @@
-"""What the gateway does without being asked: expire sessions, give up on sequence gaps, forget old scores.
+"""What the gateway does without being asked: expire sessions and versions, give up on sequence gaps that never fill,
+forget old scores, and remove the files of versions that were deleted long enough ago.
 
-All are single statements that any number of gateways may run at once.
+Any number of gateways may do all of it at once: each step is one statement, or may be repeated without harm.
 """
 
 import asyncio
@@ -9,18 +10,31 @@ from datetime import timedelta
 import structlog
 
 from gateway.core.clock import Clock
-from gateway.core.ports import Database
+from gateway.core.ports import Artifacts, Database, Engines
 
 INTERVAL_S = 1.0
+PURGED_AT_ONCE = 16
 
 
 class Sweeper:
     """Runs the sweeps. A sweep that fails is logged and tried again at the next turn."""
 
-    def __init__(self, database: Database, clock: Clock, *, gap_timeout_s: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        engines: Engines,
+        artifacts: Artifacts,
+        clock: Clock,
+        *,
+        gap_timeout_s: float,
+        undelete_s: float,
+    ) -> None:
         self._database = database
+        self._engines = engines
+        self._artifacts = artifacts
         self._clock = clock
         self._gap_timeout = timedelta(seconds=gap_timeout_s)
+        self._undelete = timedelta(seconds=undelete_s)
         self._log = structlog.stdlib.get_logger("gateway.background")
 
     async def run(self) -> None:
@@ -28,6 +42,7 @@ class Sweeper:
         while True:
             try:
                 await self.sweep()
+                await self.purge()
             except Exception:
                 self._log.exception("sweep failed; it is tried again")
             await asyncio.sleep(INTERVAL_S)
@@ -37,9 +52,24 @@ class Sweeper:
         now = self._clock.now()
         async with self._database.write() as unit:
             expired = await unit.sessions.expire_due(now)
+            ended = await unit.upkeep.expire_due(now)
             failed = await unit.operations.fail_gaps(older_than=now - self._gap_timeout)
             await unit.scores.forget(now)
         for session_id in expired:
             self._log.info("session expired", session_id=session_id)
+        for version_id in ended:
+            self._log.info("version expired", version_id=version_id)
         for operation_id in failed:
             self._log.warning("operation failed: an earlier seq never came", operation_id=operation_id)
+
+    async def purge(self) -> None:
+        """Remove the files of versions that can no longer be brought back, once no engine can read them again."""
+        now = self._clock.now()
+        async with self._database.read() as unit:
+            due = await unit.upkeep.deleted_before(now - self._undelete, limit=PURGED_AT_ONCE)
+        for version in due:
+            if await self._engines.release(version):
+                await asyncio.to_thread(self._artifacts.remove, version.location)
+                async with self._database.write() as unit:
+                    await unit.upkeep.purged(version.id, at=now)
+                self._log.info("version purged", version_id=version.id)

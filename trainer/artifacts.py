@@ -5,7 +5,7 @@ trainer that lost its lease cannot write where the next one does. These function
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from gateway.core.manifest import MANIFEST_NAME, Manifest
 from gateway.core.ports import Artifacts, Lease
 from gateway.core.sessions import Session, Snapshot
 from gateway.core.versions import NewVersion
+from gateway.release import code_version
 from gateway.store.artifacts import describe_files
 from trainer import dispatch
 from trainer.backend import TrainingBackend
@@ -64,6 +65,14 @@ def save_version(
             base_model=session.base_model,
             files=describe_files(temporary),
             canary=written.canary,
+            lineage={
+                "session_id": session.id,
+                "seq": seq,
+                "optimizer_step": written.optimizer_step,
+                "lora": asdict(session.lora),
+                "base_sha256": backend.base_sha256,
+                "code_version": code_version(),
+            },
         )
         sha256 = artifacts.commit(temporary, manifest)
     finally:
@@ -79,7 +88,9 @@ def save_version(
         location=location,
         manifest_sha256=sha256,
         size_bytes=manifest.size_bytes,
-        description=written.description,
+        labels=written.labels,
+        base_sha256=backend.base_sha256,
+        code_version=code_version(),
     )
     return Staged(version=version, complete=written.complete)
 

@@ -57,6 +57,11 @@ class TrainingBackend(Protocol):
     def scorer(self) -> Scorer: ...
 
     @property
+    def base_sha256(self) -> str:
+        """Return the hash of the base model's files."""
+        ...
+
+    @property
     def rules(self) -> ComputeRules:
         """What a session is computed by that has no rules of its own yet."""
         ...

@@ -22,7 +22,7 @@ from gateway.core.payloads import (
 )
 from gateway.core.results import Failure, LoadStateResult, Outcome
 from gateway.core.sessions import Session
-from gateway.core.versions import VersionKind
+from gateway.core.versions import Labels, VersionKind
 from gateway.store.space import write_failed
 from trainer.backend import CorruptState, TrainingBackend
 from trainer.progress import Note, unnoted
@@ -54,7 +54,7 @@ class Written:
 
     kind: VersionKind
     group: str
-    description: str
+    labels: Labels
     canary: Canary | None
     optimizer_step: int
     complete: bool
@@ -144,7 +144,7 @@ def save(backend: TrainingBackend, session: Session, payload: Saved, directory: 
             return Written(
                 kind=VersionKind.MERGED if payload.merge else VersionKind.ADAPTER,
                 group=payload.group,
-                description=payload.description,
+                labels=payload.labels,
                 canary=canary,
                 optimizer_step=backend.optimizer_step(session.id),
                 complete=payload.merge or payload.publish is Publish.LAZY,
@@ -154,7 +154,7 @@ def save(backend: TrainingBackend, session: Session, payload: Saved, directory: 
             return Written(
                 kind=VersionKind.STATE,
                 group=payload.group,
-                description=payload.description,
+                labels=payload.labels,
                 canary=None,
                 optimizer_step=backend.optimizer_step(session.id),
                 complete=True,

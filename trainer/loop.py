@@ -12,7 +12,7 @@ from time import perf_counter
 import structlog
 
 from gateway.core.clock import Clock
-from gateway.core.errors import GatewayError, Kind, Unavailable
+from gateway.core.errors import Conflict, GatewayError, Kind, Unavailable
 from gateway.core.ids import SessionId, new_version_id
 from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, SaveState, SaveWeights
 from gateway.core.ports import StaleLease, Wakeups, Work
@@ -223,6 +223,9 @@ class Trainer:
             except StaleLease:
                 await self._kernels.run(lambda: self._artifacts.remove(done.version.location))
                 raise
+            except Conflict as error:  # its name was taken meanwhile
+                await self._kernels.run(lambda: self._artifacts.remove(done.version.location))
+                await self._log.finish(work, dispatch.failure_of(error), [])
             return
         facts = [_fact(work, done.trained_tokens, self._clock)] if done.trained_tokens else []
         await self._log.finish(work, done.outcome, facts)

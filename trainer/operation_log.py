@@ -20,7 +20,7 @@ from gateway.core.results import Outcome, SaveResult
 from gateway.core.scores import ScoreOutcome
 from gateway.core.sessions import ComputeRules, Session, Snapshot
 from gateway.core.usage import UsageFact
-from gateway.core.versions import NewVersion, Version, VersionKind
+from gateway.core.versions import NewVersion, Version, VersionFilter, VersionKind
 from gateway.processes import is_gone
 
 T = TypeVar("T")
@@ -134,7 +134,8 @@ class OperationLog:
         async def collect(unit: UnitOfWork) -> Sequence[int]:
             found: list[int] = []
             after: VersionId | None = None
-            while page := await unit.versions.page(session.project_id, group=session.group, limit=_NEWEST, after=after):
+            wanted = VersionFilter(group=session.group, deleted=True)
+            while page := await unit.versions.page(session.project_id, wanted, limit=_NEWEST, after=after):
                 found += [
                     version.number
                     for version in page

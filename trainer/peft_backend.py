@@ -28,6 +28,7 @@ from trainer.computing import compute
 from trainer.decoder import default_compute_dtype
 from trainer.language_model import LanguageModel
 from trainer.memory import Footprint, machine_bytes, peak_bytes
+from trainer.model_hash import hash_model
 from trainer.passes import Passes
 from trainer.peft_scorer import PeftScorer
 from trainer.progress import Note, unnoted
@@ -110,6 +111,7 @@ class PeftBackend:
         self._rules = ComputeRules(threads=torch.get_num_threads(), micro_batch_tokens=micro_batch_tokens)
         self._rules_of: dict[SessionId, ComputeRules] = {}
         self._made_with = environment.made_with(device, dtype)
+        self.base_sha256 = hash_model(base.path)
         self._check_head()
 
     @property

@@ -80,6 +80,7 @@ class ScriptedBackend:
         self._base = base
         self.scorer = ScriptedScorer()
         self._states: dict[SessionId, _State] = {}
+        self.base_sha256 = _hash(base.name)
 
     @property
     def rules(self) -> ComputeRules:

@@ -85,20 +85,29 @@ def judge(
         )
     allowed_mean = max(tolerance.mean, 2 * control)
     mean, maximum = _differences(canary.logprobs, scores)
-    if not (mean <= allowed_mean and maximum <= tolerance.maximum):
-        raise CanaryMismatch(
-            f"engine and trainer disagree on the canary: mean {mean:.3g}, max {maximum:.3g} nats "
-            f"(allowed {allowed_mean:.3g} and {tolerance.maximum:g} for {dtype})",
-            details={"mean": mean, "max": maximum, "allowed_mean": allowed_mean, "allowed_max": tolerance.maximum},
-        )
     effect, _ = _differences(canary.logprobs, canary.base_logprobs)
     conclusive = effect > allowed_mean
     ratio = _effect_ratio(canary, scores, base_scores)
-    if conclusive and not 1 / 2 <= ratio <= 3 / 2:
+    agree = mean <= allowed_mean and maximum <= tolerance.maximum
+    if conclusive and not 1 / 2 <= ratio <= 3 / 2 and (agree or _differences(scores, base_scores)[0] <= allowed_mean):
         raise CanaryMismatch(
             f"the engine shows {ratio:.2f} times the adapter's effect of {effect:.3g} nats a token",
             code="adapter_not_applied",
             details={"effect_ratio": ratio, "base_mean": effect, "mean": mean},
+        )
+    if not agree:
+        seen = f"; it shows {ratio:.2f} times the adapter's effect of {effect:.3g} nats a token" if conclusive else ""
+        raise CanaryMismatch(
+            f"engine and trainer disagree on the canary: mean {mean:.3g}, max {maximum:.3g} nats "
+            f"(allowed {allowed_mean:.3g} and {tolerance.maximum:g} for {dtype}){seen}",
+            details={
+                "mean": mean,
+                "max": maximum,
+                "allowed_mean": allowed_mean,
+                "allowed_max": tolerance.maximum,
+                "effect_ratio": ratio,
+                "base_mean": effect,
+            },
         )
     return CanaryReport(
         mean_difference=mean,

@@ -21,6 +21,7 @@ from gateway.core.records import CorruptRecord, Reader, Writer, reading
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, Outcome, SaveResult
 from gateway.core.scores import ScoreOutcome, ScoreRequest, ScoreResult
 from gateway.core.tensors import Datum
+from gateway.core.versions import Labels
 
 
 def encode_payload(payload: Payload) -> bytes:
@@ -43,15 +44,32 @@ def encode_payload(payload: Payload) -> bytes:
                 group=payload.group,
                 merge=payload.merge,
                 publish=payload.publish.value,
-                description=payload.description,
+                **_labels_header(payload.labels),
             )
         case SaveState():
-            header.update(group=payload.group, description=payload.description)
+            header.update(group=payload.group, **_labels_header(payload.labels))
         case LoadState():
             header.update(version_id=payload.version_id, optimizer=payload.optimizer)
         case _:
             assert_never(payload)
     return writer.finish(header)
+
+
+def _labels_header(labels: Labels) -> dict[str, Any]:
+    """Only what is set, but for the description: records from before there were labels have equal digests."""
+    fields = {"name": labels.name, "metadata": dict(labels.user_metadata), "tags": labels.tags, "ttl_s": labels.ttl_s}
+    given = {name: value for name, value in fields.items() if value not in (None, {}, ())}
+    return {"description": labels.description, **given}
+
+
+def _labels_of(header: Mapping[str, Any]) -> Labels:
+    return Labels(
+        name=header.get("name"),
+        description=header["description"],
+        user_metadata=header.get("metadata", {}),
+        tags=tuple(header.get("tags", ())),
+        ttl_s=header.get("ttl_s"),
+    )
 
 
 def _canonical(value: float) -> float:
@@ -87,10 +105,10 @@ def _payload(reader: Reader) -> Payload:
                 group=header["group"],
                 merge=header["merge"],
                 publish=Publish(header["publish"]),
-                description=header["description"],
+                labels=_labels_of(header),
             )
         case "save_state":
-            return SaveState(group=header["group"], description=header["description"])
+            return SaveState(group=header["group"], labels=_labels_of(header))
         case "load_state":
             return LoadState(version_id=VersionId(header["version_id"]), optimizer=header["optimizer"])
         case other:
@@ -123,6 +141,8 @@ def encode_outcome(outcome: Outcome) -> bytes:
                 "version_id": outcome.version_id,
                 "group": outcome.group,
                 "number": outcome.number,
+                "seq": outcome.seq,
+                "step": outcome.optimizer_step,
             }
         case LoadStateResult():
             header = {
@@ -159,7 +179,11 @@ def _outcome(reader: Reader) -> Outcome:
             return OptimStepResult(optimizer_step=header["step"], metrics=header["metrics"])
         case "save":
             return SaveResult(
-                version_id=VersionId(header["version_id"]), group=header["group"], number=header["number"]
+                version_id=VersionId(header["version_id"]),
+                group=header["group"],
+                number=header["number"],
+                seq=header["seq"],
+                optimizer_step=header["step"],
             )
         case "load_state":
             return LoadStateResult(

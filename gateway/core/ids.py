@@ -52,6 +52,10 @@ def new_score_id() -> ScoreId:
     return ScoreId(f"scr-{_unique()}")
 
 
+def new_event_id() -> str:
+    return f"evt-{_unique()}"
+
+
 def new_key_id() -> KeyId:
     """Return a key id: 20 characters without a dash, so that a key splits at a fixed place."""
     return KeyId(_base32(secrets.randbits(100), 20))

@@ -5,7 +5,7 @@ It is written last, and its own hash is the version's.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gateway.core.canary import Canary
@@ -23,13 +23,17 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """``files`` maps a relative name to its entry; a state or merged model has no canary."""
+    """``files`` maps a relative name to its entry; a state or merged model has no canary.
+
+    ``lineage`` says where the files come from: session, seq, optimizer step, LoRA configuration, base model's hash.
+    """
 
     version_id: str
     kind: str
     base_model: str
     files: Mapping[str, FileEntry]
     canary: Canary | None
+    lineage: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> bytes:
         """Return canonical bytes: equal manifests are equal bytes."""
@@ -56,4 +60,5 @@ def parse_manifest(text: bytes) -> Manifest:
         canary=None
         if canary is None
         else Canary(**{name: tuple(tuple(row) for row in rows) for name, rows in canary.items()}),
+        lineage=document.get("lineage", {}),
     )

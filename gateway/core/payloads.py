@@ -5,11 +5,12 @@ a crash is exactly this. ``codec.py`` gives its canonical bytes; equal payloads 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gateway.core.ids import VersionId
 from gateway.core.tensors import Datum
+from gateway.core.versions import Labels
 
 
 class LossFn(StrEnum):
@@ -72,7 +73,7 @@ class SaveWeights:
     group: str
     merge: bool = False
     publish: Publish = Publish.EAGER
-    description: str = ""
+    labels: Labels = field(default_factory=Labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class SaveState:
     """Save weights, moments and counters as a resumable version of ``group``."""
 
     group: str
-    description: str = ""
+    labels: Labels = field(default_factory=Labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

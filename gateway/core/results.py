@@ -31,11 +31,13 @@ class OptimStepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """Of save_weights and save_state: the version that now exists."""
+    """Of save_weights and save_state: the version that now exists, and the last seq and step that it contains."""
 
     version_id: VersionId
     group: str
     number: int
+    seq: int
+    optimizer_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

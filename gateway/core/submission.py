@@ -6,6 +6,7 @@ Everything refused here is refused before anything is recorded.
 from dataclasses import asdict
 from typing import assert_never
 
+from gateway.core.addresses import check_name
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import Conflict, Invalid, SequenceReused
 from gateway.core.ids import KeyId, ProjectId, SessionId
@@ -24,7 +25,7 @@ from gateway.core.payloads import (
 from gateway.core.ports import UnitOfWork
 from gateway.core.sessions import Session
 from gateway.core.validation import check_forward, check_optim_step
-from gateway.core.versions import VersionKind, check_group_name
+from gateway.core.versions import Labels, VersionKind, check_group_name, name_taken
 
 MAX_DESCRIPTION = 1024
 
@@ -42,12 +43,23 @@ def check_payload(payload: Payload, model: BaseModel) -> None:
             check_optim_step(payload)
         case SaveWeights() | SaveState():
             check_group_name(payload.group)
-            if len(payload.description) > MAX_DESCRIPTION:
-                raise Invalid(f"description is longer than {MAX_DESCRIPTION} characters", field="description")
+            check_labels(payload.labels)
         case LoadState():
             pass
         case _:
             assert_never(payload)
+
+
+def check_labels(labels: Labels) -> None:
+    """Check what ``Labels`` leaves open.
+
+    Raises:
+        Invalid: a name that is none, a description that is too long.
+    """
+    if labels.name is not None:
+        check_name(labels.name)
+    if len(labels.description) > MAX_DESCRIPTION:
+        raise Invalid(f"description is longer than {MAX_DESCRIPTION} characters", field="description")
 
 
 async def submit(
@@ -69,7 +81,8 @@ async def submit(
         NotFound: no such session in the project, or (load_state) no such state.
         SequenceReused: ``seq`` is taken by other content.
         OutOfBudget: what the operation costs does not fit into a budget; nothing was queued.
-        Conflict: the session no longer accepts work; the seq has been passed; the key was used for other content.
+        Conflict: the session no longer accepts work; the seq has been passed; the key was used for other content; a
+            save's name is taken.
         Invalid: seq out of range; load_state of a version that does not fit the session.
     """
     if seq is not None and not 1 <= seq <= MAX_SEQ:
@@ -101,6 +114,8 @@ async def submit(
         )
     if isinstance(payload, LoadState):
         await _check_load(unit, session, payload)
+    if isinstance(payload, SaveWeights | SaveState) and payload.labels.name is not None:
+        await _check_free(unit, session, payload)
     operation = await unit.operations.add(
         session=session, key_id=key_id, seq=seq, payload=payload, digest=digest, idempotency_key=idempotency_key
     )
@@ -120,8 +135,18 @@ async def submit(
     return operation
 
 
+async def _check_free(unit: UnitOfWork, session: Session, payload: SaveWeights | SaveState) -> None:
+    kind = VersionKind.STATE if isinstance(payload, SaveState) else VersionKind.ADAPTER
+    if isinstance(payload, SaveWeights) and payload.merge:
+        kind = VersionKind.MERGED
+    name = payload.labels.name or ""
+    if await unit.versions.by_name(session.id, kind, name) is not None:
+        raise name_taken(name, kind)
+
+
 async def _check_load(unit: UnitOfWork, session: Session, payload: LoadState) -> None:
     version = await unit.versions.get(session.project_id, payload.version_id)
+    version.require_present()
     if version.kind is not VersionKind.STATE:
         raise Invalid(
             f"{version.address} is of kind {version.kind}; only a state can be loaded for training",

@@ -5,9 +5,11 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from gateway.core.adapter_files import WEIGHTS_NAME, BadAdapter, read_adapter
 from gateway.core.canary import Canary, CanaryMismatch, judge
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import GatewayError, Invalid, Unavailable
+from gateway.core.manifest import Manifest
 from gateway.core.ports import Artifacts, CorruptArtifact, Probe, Probes
 from gateway.core.validation import check_tokens
 from gateway.core.versions import CanaryReport, Version, VersionKind
@@ -16,15 +18,26 @@ from gateway.engines.vllm import Count, Vllm
 
 
 async def admit(engine: Vllm, version: Version, base: BaseModel, artifacts: Artifacts, probes: Probes) -> CanaryReport:
-    """Verify ``version``'s files, load it under its own id, and judge its canary. What fails is unloaded again.
+    """Verify ``version``'s files, load it under its own id, and judge its canary. What fails is unloaded again, also
+    when it was loaded before.
 
     Raises:
         CorruptArtifact: the files are not what their manifest says, or the manifest cannot be judged by.
         CanaryMismatch: the engine refuses the adapter or computes something else.
         Unavailable: the engine went away; nothing is known about the version.
     """
+    try:
+        return await _admitted(engine, version, base, artifacts, probes)
+    except (CorruptArtifact, CanaryMismatch):
+        await engine.unload_adapter(version.id)
+        raise
+
+
+async def _admitted(
+    engine: Vllm, version: Version, base: BaseModel, artifacts: Artifacts, probes: Probes
+) -> CanaryReport:
     started = time.monotonic()
-    manifest = await asyncio.to_thread(artifacts.verify, version.location, version.manifest_sha256)
+    manifest = await asyncio.to_thread(_read, artifacts, version, base)
     if (manifest.kind, manifest.version_id, manifest.base_model) != (VersionKind.ADAPTER, version.id, base.name):
         raise CorruptArtifact(f"the manifest of {version.id} is of {manifest.kind} {manifest.version_id}")
     canary = _checked(manifest.canary, version, base)
@@ -51,9 +64,23 @@ async def _judged(
     except (EngineFault, Invalid) as error:
         await engine.unload_adapter(version.id)
         await _refuse(engine, base, canary, error, count)
-    except CanaryMismatch:
-        await engine.unload_adapter(version.id)
-        raise
+
+
+def _read(artifacts: Artifacts, version: Version, base: BaseModel) -> Manifest:
+    """Verify the files against their hashes, then read the adapter itself: hashes only say that nothing changed since.
+
+    Raises:
+        CorruptArtifact: names the file or tensor.
+    """
+    manifest = artifacts.verify(version.location, version.manifest_sha256)
+    if WEIGHTS_NAME in manifest.files:
+        try:
+            layout = read_adapter(artifacts.path(version.location))
+        except (BadAdapter, OSError) as error:
+            raise CorruptArtifact(f"{version.address}: {error}") from error
+        if layout.rank > base.max_lora_rank:
+            raise CorruptArtifact(f"{version.address} has rank {layout.rank}, engines take {base.max_lora_rank}")
+    return manifest
 
 
 def _probe(engine: Vllm, version: Version, base: BaseModel, canary: Canary) -> Probe:

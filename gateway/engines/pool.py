@@ -13,13 +13,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from gateway.core.catalog import BaseModel, Catalog
-from gateway.core.errors import Invalid, Unavailable
+from gateway.core.clock import Clock, SystemClock
+from gateway.core.errors import GatewayError, Invalid, Unavailable
 from gateway.core.ports import Artifacts, EngineHealth, EngineMetrics, Probes
 from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, Target, TokenCounts, check_sample_request
 from gateway.core.validation import check_tokens
-from gateway.core.versions import CanaryReport, Version, VersionKind, VersionState
+from gateway.core.versions import CanaryReport, Check, Occasion, Version, VersionKind, VersionState
 from gateway.engines.answers import UnknownAdapter
-from gateway.engines.replica import Replica, Unrecorded
+from gateway.engines.replica import Replica, Unrecorded, Witness
 from gateway.engines.vllm import Vllm
 
 T = TypeVar("T")
@@ -31,12 +32,28 @@ class EnginePool:
     """The Engines port over vLLM servers. Use as an async context manager."""
 
     def __init__(
-        self, catalog: Catalog, artifacts: Artifacts, *, key: str, timeout_s: float, probes: Probes | None = None
+        self,
+        catalog: Catalog,
+        artifacts: Artifacts,
+        *,
+        key: str,
+        timeout_s: float,
+        clock: Clock | None = None,
+        witness: Witness | None = None,
+        probes: Probes | None = None,
     ) -> None:
+        now, witness = (clock or SystemClock()).now, witness or _unheard
         self._open = AsyncExitStack()
         self._replicas: Mapping[str, tuple[Replica, ...]] = {
             base.name: tuple(
-                Replica(Vllm(url, key=key, timeout_s=timeout_s), base, artifacts, probes or Unrecorded())
+                Replica(
+                    Vllm(url, key=key, timeout_s=timeout_s),
+                    base,
+                    artifacts,
+                    probes or Unrecorded(),
+                    now=now,
+                    witness=witness,
+                )
                 for url in base.engines
             )
             for base in catalog.models.values()
@@ -114,7 +131,9 @@ class EnginePool:
             Unavailable: no engine was reached.
         """
         replicas = self._replicas.get(version.base_model, ())
-        outcomes = await asyncio.gather(*(replica.admit(version) for replica in replicas), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(replica.admit(version, Occasion.PUBLISH) for replica in replicas), return_exceptions=True
+        )
         away = Unavailable(f"no engine of {version.base_model} is up", code="engine_lost")
         reports: list[CanaryReport] = []
         for outcome in outcomes:
@@ -128,6 +147,33 @@ class EnginePool:
         if not reports:
             raise away
         return max(reports, key=lambda report: report.max_difference)
+
+    async def verify(self, version: Version) -> Sequence[Check]:
+        """As the port says. An engine that is away has nothing loaded that could be wrong."""
+        replicas = self._replicas.get(version.base_model, ())
+        outcomes = await asyncio.gather(*(replica.verify(version) for replica in replicas), return_exceptions=True)
+        away = Unavailable(f"no engine of {version.base_model} is up", code="engine_lost")
+        checks: list[Check] = []
+        for outcome in outcomes:
+            match outcome:
+                case Check():
+                    checks.append(outcome)
+                case Unavailable():
+                    away = outcome
+                case _:
+                    raise outcome
+        if not checks:
+            raise away
+        return checks
+
+    async def release(self, version: Version) -> bool:
+        """As the port says. An engine that cannot be asked may still read the files."""
+        replicas = self._replicas.get(version.base_model, ())
+        outcomes = await asyncio.gather(*(replica.release(version) for replica in replicas), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, GatewayError):
+                raise outcome
+        return all(outcome is True for outcome in outcomes)
 
     async def health(self, base: BaseModel) -> Sequence[EngineHealth]:
         replicas = self._replicas.get(base.name, ())
@@ -164,6 +210,10 @@ class EnginePool:
             _forget(replica, target)
         async with replica.serving(target.version) as model:
             return await ask(replica, model)
+
+
+async def _unheard(version: Version, check: Check) -> None:
+    """The witness of a pool that has none."""
 
 
 def _forget(replica: Replica, target: Target) -> None:

@@ -1,17 +1,26 @@
 """One engine as the pool uses it: its client, its turns, what it holds, whether it was lost."""
 
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import datetime
 
+from gateway.core.canary import CanaryMismatch
 from gateway.core.catalog import BaseModel
-from gateway.core.ports import Artifacts, Probe, Probes
+from gateway.core.errors import Conflict
+from gateway.core.ids import VersionId
+from gateway.core.ports import Artifacts, CorruptArtifact, Probe, Probes
 from gateway.core.sampling import TokenCounts
-from gateway.core.versions import CanaryReport, Version
+from gateway.core.versions import CanaryReport, Check, Occasion, Version
 from gateway.engines import gate
 from gateway.engines.answers import EngineLost
 from gateway.engines.launch import CPU_LORAS_PER_SLOT
 from gateway.engines.vllm import Vllm
 from gateway.engines.vllm_adapters import LoadedVersions, Turns
+
+QUIET_S = 5.0  # a request may be on its way into the engine, where it is not counted yet
+
+Witness = Callable[[Version, Check], Awaitable[None]]
 
 
 class Unrecorded:
@@ -23,36 +32,112 @@ class Unrecorded:
 
 
 class Replica:
-    """One engine and what is known of it."""
+    """One engine and what is known of it. ``witness`` hears every verdict of the gate."""
 
-    def __init__(self, engine: Vllm, base: BaseModel, artifacts: Artifacts, probes: Probes) -> None:
+    def __init__(
+        self,
+        engine: Vllm,
+        base: BaseModel,
+        artifacts: Artifacts,
+        probes: Probes,
+        *,
+        now: Callable[[], datetime],
+        witness: Witness,
+    ) -> None:
         self.engine = engine
         self.base = base
         self.in_flight = 0
         self.lost = False
         self._artifacts = artifacts
         self._probes = probes
+        self._now = now
+        self._witness = witness
         self._turns = Turns(max(1, base.max_loras - 1))
+        self._quiet_since: dict[VersionId, float] = {}
         self.loaded = LoadedVersions(
             self._turns, capacity=CPU_LORAS_PER_SLOT * base.max_loras, unload=self.engine.unload_adapter
         )
 
-    async def admit(self, version: Version) -> CanaryReport:
-        """Load ``version`` through the gate unless it is here."""
-        with self._watched():
-            return await self.loaded.ensure(
-                version.id, lambda: gate.admit(self.engine, version, self.base, self._artifacts, self._probes)
+    async def admit(self, version: Version, occasion: Occasion) -> CanaryReport:
+        """Load ``version`` through the gate unless it is here.
+
+        Raises:
+            CorruptArtifact, CanaryMismatch: it is not held; the witness has heard why.
+            Unavailable: nothing is known about the version.
+        """
+        return await self._admit(version, occasion, [])
+
+    async def verify(self, version: Version) -> Check:
+        """Take ``version`` through the gate again, whether or not it is here. Raises Unavailable."""
+        verdicts: list[Check] = []
+        async with self._turns.turn(version.id, version.session_id):
+            with suppress(CorruptArtifact, CanaryMismatch):
+                await self._admit(version, Occasion.VERIFY, verdicts)
+        return verdicts[0]
+
+    async def _admit(self, version: Version, occasion: Occasion, verdicts: list[Check]) -> CanaryReport:
+        async def tell(report: CanaryReport | None, failure: str | None) -> None:
+            check = Check(
+                version_id=version.id,
+                engine=self.engine.url,
+                occasion=occasion,
+                at=self._now(),
+                report=report,
+                failure=failure,
             )
+            verdicts.append(check)
+            await self._witness(version, check)
+
+        async def judged() -> CanaryReport:
+            try:
+                report = await gate.admit(self.engine, version, self.base, self._artifacts, self._probes)
+            except (CorruptArtifact, CanaryMismatch) as error:
+                await tell(None, str(error))
+                raise
+            await tell(report, None)
+            return report
+
+        with self._watched():
+            return await self.loaded.ensure(version.id, judged, again=occasion is Occasion.VERIFY)
+
+    async def release(self, version: Version) -> bool:
+        """Unload a version that nobody may ask for any more; return whether the engine cannot read its files again.
+
+        The engine keeps what it was told to unload while requests for it run, and reads the files again when it had to
+        make room meanwhile. So it must say, twice and some seconds apart, that it works on none.
+        """
+        if self._turns.in_use(version.id):
+            return False
+        with self._watched():
+            await self.loaded.drop(version.id)
+            if version.id in await self.engine.adapters_in_work():
+                self._quiet_since.pop(version.id, None)
+                return False
+        since = self._quiet_since.setdefault(version.id, time.monotonic())
+        if time.monotonic() - since < QUIET_S:
+            return False
+        del self._quiet_since[version.id]
+        return True
 
     @asynccontextmanager
     async def serving(self, version: Version | None) -> AsyncGenerator[str]:
-        """Hold what a request needs; yields the engine's name of the model."""
+        """Hold what a request needs; yields the engine's name of the model.
+
+        Raises:
+            Conflict: ``version_failed_check``: published once, but this engine does not compute it now. Permanent.
+        """
         self.in_flight += 1
         try:
             async with AsyncExitStack() as held:
                 if version is not None:
-                    await held.enter_async_context(self._turns.turn(version.id))
-                    await self.admit(version)
+                    await held.enter_async_context(self._turns.turn(version.id, version.session_id))
+                    try:
+                        await self.admit(version, Occasion.LOAD)
+                    except (CorruptArtifact, CanaryMismatch) as error:
+                        raise Conflict(
+                            f"{version.address} did not pass the publish gate again and is not served",
+                            code="version_failed_check",
+                        ) from error
                 with self._watched():
                     yield self.base.name if version is None else version.id
         finally:

@@ -103,7 +103,10 @@ def create_scripted_app(engine: ScriptedEngine) -> Starlette:
         return JSONResponse({"count": len(tokens), "max_model_len": engine.limits.max_model_len, "tokens": tokens})
 
     async def metrics(_: Request) -> Response:
+        used = ",".join(name for name, count in engine.running.items() if count and name in engine.fingerprints)
+        labels = f'{{max_lora="0",running_lora_adapters="{used}",waiting_lora_adapters=""}}'
         lines = {
+            f"vllm:lora_requests_info{labels}": 1,
             "process_start_time_seconds": engine.started_at,
             "vllm:num_requests_running": engine.running.total(),
             "vllm:num_requests_waiting": 0,

@@ -5,6 +5,7 @@ is EngineLost, an unknown name UnknownAdapter; both are Unavailable and carry no
 """
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -209,6 +210,7 @@ class Vllm:
                         return
                     chunk = _document(data)
                     check_finished(chunk, aborted=stop.is_set())
+                    _check_model(chunk, model)
                     yield EngineAnswer(engine=self.url, document=chunk)
         except httpx.TransportError as error:
             raise _lost(error) from error
@@ -228,6 +230,15 @@ class Vllm:
         """POST a body to ``/tokenize`` and return the ids."""
         return (await self._post("/tokenize", {**body, "model": model}))["tokens"]
 
+    async def adapters_in_work(self) -> frozenset[str]:
+        """Return the names of adapters that a running or waiting request may still need."""
+        text = await self.metrics()
+        if all(float(count) == 0 for count in _REQUESTS.findall(text)):
+            return frozenset()
+        seen = [(float(moment), labels) for labels, moment in _ADAPTERS.findall(text)]
+        newest = max(seen, default=(0.0, ""))[1]  # one line per set of adapters there ever was, its value when
+        return frozenset(name for names in _NAMES.findall(newest) for name in names.split(",") if name)
+
     async def metrics(self) -> str:
         """Return the Prometheus text."""
         try:
@@ -240,19 +251,20 @@ class Vllm:
             response = await self._http.get(path)
         except httpx.TransportError as error:
             raise _lost(error) from error
-        return self._checked(response)
+        return self._checked(response, None)
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         try:
             response = await self._http.post(path, content=orjson.dumps(body), headers=_JSON)
         except httpx.TransportError as error:
             raise _lost(error) from error
-        return self._checked(response)
+        return self._checked(response, body.get("model"))
 
-    def _checked(self, response: httpx.Response) -> dict[str, Any]:
+    def _checked(self, response: httpx.Response, model: str | None) -> dict[str, Any]:
         if response.status_code >= 400:
             raise error_of(response.status_code, _document(response.content))
         document = _document(response.content)
+        _check_model(document, model)
         if "system_fingerprint" in document:
             self.exact_prompt_scores = document["system_fingerprint"] == EXACT_PROMPT_SCORES
         return document
@@ -267,12 +279,22 @@ def _request_ids(route: str, name: str, body: Mapping[str, Any]) -> Sequence[str
     return [f"cmpl-{name}-{index}" for index in range(len(cast("list[Any]", prompt)) if several else 1)]
 
 
+_REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_ADAPTERS = re.compile(r"^vllm:lora_requests_info\{([^}]*)\} (\S+)$", re.MULTILINE)
+_NAMES = re.compile(r'(?:running|waiting)_lora_adapters="([^"]*)"')
 _JSON: Mapping[str, str] = {"Content-Type": "application/json"}
 
 
 def _explicit(body: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in body.items() if value is not None}
     return {**_NEUTRAL, **given}
+
+
+def _check_model(document: Mapping[str, Any], asked: str | None) -> None:
+    """An answer names the model that computed it; another one than asked must never pass for it."""
+    answered = document.get("model")
+    if asked is not None and answered is not None and answered != asked:
+        raise Internal("the engine answered with another model than was asked", code="engine_answer_mismatch")
 
 
 def _document(content: bytes | str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Which versions one engine holds, and who may use them now.
 
 Invariants: at most ``max_loras - 1`` distinct versions are in use at once (a slot stays free for a publication);
-one version is loaded at a time; a version in use is never unloaded; versions wait in the order they first asked.
+one version is loaded at a time; a version in use is never unloaded; sessions take turns, and the versions of one
+session wait in the order they were first asked for.
 """
 
 import asyncio
@@ -9,30 +10,35 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.core.ids import VersionId
+from gateway.core.ids import SessionId, VersionId
 from gateway.core.versions import CanaryReport
+
+Waiter = asyncio.Future[None]
 
 
 class Turns:
     """Lets at most ``limit`` distinct versions in at once, fairly.
 
-    Requests wait per version. When somebody waits, a request for a version already in use waits too, so a busy
-    session cannot keep others out; when room appears, the version that waits longest enters with all its requests.
+    Requests wait per version, versions per session. When somebody waits, a request for a version already in use waits
+    too, so a busy session cannot keep others out; when room appears, the session whose turn it is enters with its
+    version that waits longest and all requests for it, then goes to the back. A session with a hundred versions waits
+    no less for each than one with a single version.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._using: Counter[VersionId] = Counter()
-        self._waiting: OrderedDict[VersionId, list[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: OrderedDict[SessionId, OrderedDict[VersionId, list[Waiter]]] = OrderedDict()
 
     def in_use(self, version_id: VersionId) -> bool:
-        return version_id in self._using
+        """Say whether a request holds a turn of this version or waits for one."""
+        return version_id in self._using or any(version_id in queues for queues in self._waiting.values())
 
     @asynccontextmanager
-    async def turn(self, version_id: VersionId) -> AsyncGenerator[None]:
-        """Hold one reference to ``version_id``."""
+    async def turn(self, version_id: VersionId, session_id: SessionId) -> AsyncGenerator[None]:
+        """Hold one reference to ``version_id``, which ``session_id`` saved."""
         if self._waiting or not self._has_room(version_id):
-            await self._wait(version_id)
+            await self._wait(version_id, session_id)
         else:
             self._using[version_id] += 1
         try:
@@ -43,20 +49,28 @@ class Turns:
     def _has_room(self, version_id: VersionId) -> bool:
         return version_id in self._using or len(self._using) < self._limit
 
-    async def _wait(self, version_id: VersionId) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(version_id, []).append(waiter)
+    async def _wait(self, version_id: VersionId, session_id: SessionId) -> None:
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(session_id, OrderedDict()).setdefault(version_id, []).append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self._leave(version_id)  # let in and cancelled in the same moment
-            elif (queue := self._waiting.get(version_id)) is not None:
-                queue.remove(waiter)
-                if not queue:
-                    del self._waiting[version_id]
+            else:
+                self._give_up(version_id, session_id, waiter)
                 self._let_in()
             raise
+
+    def _give_up(self, version_id: VersionId, session_id: SessionId, waiter: Waiter) -> None:
+        queues = self._waiting.get(session_id)
+        if queues is None or waiter not in queues.get(version_id, ()):
+            return
+        queues[version_id].remove(waiter)
+        if not queues[version_id]:
+            del queues[version_id]
+        if not queues:
+            del self._waiting[session_id]
 
     def _leave(self, version_id: VersionId) -> None:
         self._using[version_id] -= 1
@@ -65,11 +79,18 @@ class Turns:
         self._let_in()
 
     def _let_in(self) -> None:
+        """A version that is in use takes no room, so it may pass those for which there is none."""
         while self._waiting:
-            version_id = next(iter(self._waiting))
+            session_id, queues = next(iter(self._waiting.items()))
+            version_id = next(iter(queues))
             if not self._has_room(version_id):
                 return
-            for waiter in self._waiting.pop(version_id):
+            waiters = queues.pop(version_id)
+            if queues:
+                self._waiting.move_to_end(session_id)
+            else:
+                del self._waiting[session_id]
+            for waiter in waiters:
                 if not waiter.done():
                     self._using[version_id] += 1
                     waiter.set_result(None)
@@ -101,19 +122,32 @@ class LoadedVersions:
         self._reports.clear()
         self._losses += 1
 
-    async def ensure(self, version_id: VersionId, load: Callable[[], Awaitable[CanaryReport]]) -> CanaryReport:
-        """Return the report of ``version_id``, loading it through the gate (``load``) when it is not here."""
-        if (report := self._touched(version_id)) is not None:
+    async def ensure(
+        self, version_id: VersionId, load: Callable[[], Awaitable[CanaryReport]], *, again: bool = False
+    ) -> CanaryReport:
+        """Return the report of ``version_id``, loading it through the gate (``load``) when it is not here.
+
+        With ``again`` it goes through the gate in any case; whatever fails there is not held any more.
+        """
+        if not again and (report := self._touched(version_id)) is not None:
             return report
         async with self._loading:
-            if (report := self._touched(version_id)) is not None:
+            if not again and (report := self._touched(version_id)) is not None:
                 return report
+            self.forget(version_id)
             losses = self._losses
             report = await load()
             if losses == self._losses:
                 self._reports[version_id] = report
                 await self._shed(version_id)
             return report
+
+    async def drop(self, version_id: VersionId) -> None:
+        """Unload a version, unless it is in use."""
+        async with self._loading:
+            if not self._turns.in_use(version_id):
+                self.forget(version_id)
+                await self._unload(version_id)
 
     def _touched(self, version_id: VersionId) -> CanaryReport | None:
         if version_id in self._reports:

@@ -23,6 +23,7 @@ from gateway.store.locks import SqlLockStore
 from gateway.store.no_ledger import NoLedger
 from gateway.store.operations import SqlOperationStore
 from gateway.store.postgres import open_postgres
+from gateway.store.registry import SqlRegistry
 from gateway.store.samples import SqlSampleStore
 from gateway.store.score_work import SqlScoreWorkStore
 from gateway.store.scores import SqlScoreStore
@@ -30,6 +31,7 @@ from gateway.store.sessions import SqlSessionStore
 from gateway.store.space import disk_full
 from gateway.store.sqlite import open_sqlite
 from gateway.store.transaction import Transaction
+from gateway.store.upkeep import SqlUpkeep
 from gateway.store.usage import SqlUsageStore
 from gateway.store.versions import SqlVersionStore
 from gateway.store.work import SqlWorkStore
@@ -47,6 +49,8 @@ class SqlUnit:
         self.sessions = SqlSessionStore(transaction)
         self.operations = SqlOperationStore(transaction)
         self.versions = SqlVersionStore(transaction)
+        self.registry = SqlRegistry(transaction)
+        self.upkeep = SqlUpkeep(transaction)
         self.keys = SqlKeyStore(transaction)
         self.samples = SqlSampleStore(transaction)
         self.usage = SqlUsageStore(transaction)

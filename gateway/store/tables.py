@@ -26,7 +26,7 @@ from gateway.core.operations import Status
 from gateway.core.payloads import OperationKind
 from gateway.core.sessions import OrderRule, SessionStatus
 from gateway.core.usage import Meter
-from gateway.core.versions import VersionKind, VersionState
+from gateway.core.versions import Event, Occasion, VersionKind, VersionState
 from gateway.store.columns import UtcMicros, one_of
 
 LIVE = (SessionStatus.CREATING, SessionStatus.RUNNING, SessionStatus.STOPPING)
@@ -252,6 +252,15 @@ versions = Table(
     Column("published_at", UtcMicros, comment="When the gate let it through"),
     Column("canary", JSON(none_as_null=True), comment="What the gate measured"),
     Column("lora_use_rslora", Boolean, comment="The scale is alpha / sqrt(rank); null: alpha / rank"),
+    Column("name", Text, comment="What its session calls it; null: nothing"),
+    Column("user_metadata", JSON(none_as_null=True), comment="The owner's own labels; null: none"),
+    Column("tags", Text, comment="Words between spaces, sorted, a space at both ends; null: none"),
+    Column("ttl_s", Integer, comment="Seconds after which it expires; null: never"),
+    Column("expires_at", UtcMicros, comment="Answers nothing from then on; null: never"),
+    Column("deleted_at", UtcMicros, comment="When it was deleted, or its expiry was noticed"),
+    Column("purged_at", UtcMicros, comment="When its files were removed"),
+    Column("base_sha256", Text, comment="Hash of the base model's files; null: not recorded"),
+    Column("code_version", Text, comment="Release that trained it; null: not recorded"),
     one_of("kind", VersionKind),
     one_of("state", VersionState),
     CheckConstraint("number >= 1", name="number"),
@@ -263,11 +272,69 @@ versions = Table(
     Index("ix_versions_page", "project_id", "created_at", "id"),
     Index("ix_versions_session", "session_id", "seq"),
     Index(
+        "uq_versions_name",
+        "session_id",
+        "kind",
+        "name",
+        unique=True,
+        sqlite_where=text("name IS NOT NULL"),
+        postgresql_where=text("name IS NOT NULL"),
+    ),
+    Index(
+        "ix_versions_expiry",
+        "expires_at",
+        sqlite_where=text("deleted_at IS NULL AND expires_at IS NOT NULL"),
+        postgresql_where=text("deleted_at IS NULL AND expires_at IS NOT NULL"),
+    ),
+    Index(
+        "ix_versions_deleted",
+        "deleted_at",
+        sqlite_where=text("deleted_at IS NOT NULL AND purged_at IS NULL"),
+        postgresql_where=text("deleted_at IS NOT NULL AND purged_at IS NULL"),
+    ),
+    Index(
         "ix_versions_staged",
         "created_at",
         sqlite_where=text("state = 'staged'"),
         postgresql_where=text("state = 'staged'"),
     ),
+)
+
+aliases = Table(
+    "version_aliases",
+    metadata,
+    Column("project_id", Text, ForeignKey(projects.c.id), primary_key=True, comment="Owner"),
+    Column("group_name", Text, primary_key=True, comment="Model package group"),
+    Column("alias", Text, primary_key=True, comment="Never 'latest', which moves by itself"),
+    Column("version_id", Text, ForeignKey(versions.c.id), nullable=False, comment="What it names now"),
+    Index("ix_version_aliases_version", "version_id"),
+)
+
+version_events = Table(
+    "version_events",
+    metadata,
+    Column("id", Text, primary_key=True, comment="evt-..., in order of time"),
+    Column("version_id", Text, ForeignKey(versions.c.id), nullable=False, comment="To what it happened"),
+    Column("event", Text, nullable=False, comment="What happened"),
+    Column("alias", Text, comment="The alias that was set or taken away"),
+    Column("previous", Integer, comment="Number that the alias named before; null: none"),
+    Column("key_id", Text, comment="The key that asked for it; null: the gateway did it by itself"),
+    Column("at", UtcMicros, nullable=False, comment="When"),
+    one_of("event", Event),
+    Index("ix_version_events_version", "version_id", "id"),
+)
+
+version_checks = Table(
+    "version_checks",
+    metadata,
+    Column("version_id", Text, ForeignKey(versions.c.id), primary_key=True, comment="What was judged"),
+    Column("engine", Text, primary_key=True, comment="Where"),
+    Column("occasion", Text, nullable=False, comment="Why"),
+    Column("at", UtcMicros, nullable=False, comment="When, the last time"),
+    Column("report", JSON(none_as_null=True), comment="What was measured; null: it failed"),
+    Column("failure", Text, comment="Why it failed; null: it passed"),
+    one_of("occasion", Occasion),
+    CheckConstraint("(report IS NULL) = (failure IS NOT NULL)", name="verdict"),
 )
 
 usage_facts = Table(

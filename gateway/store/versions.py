@@ -6,20 +6,30 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, and_, func, or_, select, update
 
 from gateway.core.errors import Conflict
 from gateway.core.ids import OperationId, ProjectId, SessionId, VersionId
 from gateway.core.operations import Status
 from gateway.core.payloads import OperationKind
 from gateway.core.results import Failure, Outcome, SaveResult
-from gateway.core.versions import CanaryReport, Group, NewVersion, Version, VersionKind, VersionState
-from gateway.store.lora import lora_columns, lora_of
+from gateway.core.versions import (
+    CanaryReport,
+    Group,
+    NewVersion,
+    Version,
+    VersionFilter,
+    VersionKind,
+    VersionState,
+    name_taken,
+)
+from gateway.store.lora import lora_columns
 from gateway.store.operation_rows import record_outcome
 from gateway.store.sessions import lock_session, settle_stop
-from gateway.store.tables import groups, operations, sessions, versions
+from gateway.store.tables import aliases, groups, operations, sessions, versions
 from gateway.store.text import missing, require_id, require_storable, storable
 from gateway.store.transaction import Transaction
+from gateway.store.version_rows import label_columns, read_version, standing, version_of
 
 
 class SqlVersionStore:
@@ -29,39 +39,43 @@ class SqlVersionStore:
         self._transaction = transaction
 
     async def get(self, project_id: ProjectId, version_id: VersionId) -> Version:
-        require_id(version_id, "version")
-        row = await self._transaction.first(
-            select(versions).where(and_(versions.c.id == version_id, versions.c.project_id == project_id))
-        )
-        if row is None:
-            raise missing("version", version_id)
-        return version_of(row)
+        return await read_version(self._transaction, project_id, version_id)
 
     async def by_address(self, project_id: ProjectId, group: str, number: int) -> Version:
-        address = f"{group}@{number}"
-        if not storable(group) or not 1 <= number < 2**31:
-            raise missing("version", address)
-        row = await self._transaction.first(
-            select(versions).where(
-                and_(
-                    versions.c.project_id == project_id,
-                    versions.c.group_name == group,
-                    versions.c.number == number,
-                )
-            )
+        if not 1 <= number < 2**31:
+            raise missing("version", f"{group}@{number}")
+        return await self._only(
+            project_id, f"{group}@{number}", versions.c.group_name == group, versions.c.number == number
         )
+
+    async def by_alias(self, project_id: ProjectId, group: str, alias: str) -> Version:
+        named_so = select(aliases.c.version_id).where(
+            and_(aliases.c.project_id == project_id, aliases.c.group_name == group, aliases.c.alias == alias)
+        )
+        return await self._only(project_id, f"{group}@{alias}", versions.c.id == named_so.scalar_subquery())
+
+    async def newest(self, project_id: ProjectId, group: str, kind: VersionKind | None) -> Version:
+        """As the port says. An adapter counts once it is published."""
+        usable = or_(versions.c.kind != VersionKind.ADAPTER, versions.c.state == VersionState.PUBLISHED)
+        query = select(versions).where(
+            and_(versions.c.project_id == project_id, versions.c.group_name == group, standing(), usable)
+        )
+        if kind is not None:
+            query = query.where(versions.c.kind == kind)
+        row = await self._transaction.first(query.order_by(versions.c.number.desc()).limit(1))
         if row is None:
-            raise missing("version", address)
+            raise missing("version", f"{group}@latest")
         return version_of(row)
 
+    async def by_name(self, session_id: SessionId, kind: VersionKind, name: str) -> Version | None:
+        return await named(self._transaction, session_id, kind, name)
+
     async def page(
-        self, project_id: ProjectId, *, group: str | None, limit: int, after: VersionId | None
+        self, project_id: ProjectId, wanted: VersionFilter, *, limit: int, after: VersionId | None
     ) -> Sequence[Version]:
-        query = select(versions).where(versions.c.project_id == project_id)
-        if group is not None:
-            if not storable(group):
-                return []
-            query = query.where(versions.c.group_name == group)
+        if not all(map(storable, filter(None, (wanted.group, wanted.session_id, wanted.tag)))):
+            return []
+        query = select(versions).where(and_(versions.c.project_id == project_id, *_conditions(wanted)))
         if after is not None:
             last = await self.get(project_id, after)
             query = query.where(
@@ -74,26 +88,43 @@ class SqlVersionStore:
         return [version_of(row) for row in await self._transaction.rows(query)]
 
     async def groups(self, project_id: ProjectId) -> Sequence[Group]:
-        """By name. ``latest`` is the highest number of each kind that was not rejected."""
-        rows = await self._transaction.rows(
+        """By name."""
+        known = await self._transaction.rows(
             select(groups).where(groups.c.project_id == project_id).order_by(groups.c.name)
+        )
+        sizes = await self._transaction.rows(
+            select(versions.c.group_name, func.sum(versions.c.size_bytes).label("size_bytes"))
+            .where(and_(versions.c.project_id == project_id, versions.c.purged_at.is_(None)))
+            .group_by(versions.c.group_name)
         )
         highest = await self._transaction.rows(
             select(versions.c.group_name, versions.c.kind, func.max(versions.c.number).label("number"))
-            .where(and_(versions.c.project_id == project_id, versions.c.state != VersionState.REJECTED))
+            .where(and_(versions.c.project_id == project_id, standing()))
             .group_by(versions.c.group_name, versions.c.kind)
         )
+        named_so = await self._transaction.rows(
+            select(aliases.c.group_name, aliases.c.alias, versions.c.number)
+            .join(versions, versions.c.id == aliases.c.version_id)
+            .where(aliases.c.project_id == project_id)
+            .order_by(aliases.c.alias)
+        )
+        size_bytes = {row["group_name"]: int(row["size_bytes"]) for row in sizes}
         latest: defaultdict[str, dict[VersionKind, int]] = defaultdict(dict)
         for row in highest:
             latest[row["group_name"]][VersionKind(row["kind"])] = row["number"]
+        alias: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for row in named_so:
+            alias[row["group_name"]][row["alias"]] = row["number"]
         return [
             Group(
                 name=row["name"],
                 versions=row["versions"],
+                size_bytes=size_bytes.get(row["name"], 0),
                 created_at=row["created_at"],
                 latest=dict(latest[row["name"]]),
+                aliases=dict(alias[row["name"]]),
             )
-            for row in rows
+            for row in known
         ]
 
     async def awaiting_publication(self, limit: int) -> Sequence[Version]:
@@ -132,7 +163,7 @@ class SqlVersionStore:
             .values(state=VersionState.PUBLISHED.value, published_at=at, canary=asdict(report))
         )
         await self._move_latest(version)
-        await self._end_save(version, SaveResult(version_id=version.id, group=version.group, number=version.number), at)
+        await self._end_save(version, save_result(version), at)
 
     async def reject(self, version_id: VersionId, failure: Failure, *, at: datetime) -> None:
         """As the port says. Rejecting twice keeps the first failure.
@@ -150,6 +181,16 @@ class SqlVersionStore:
             update(versions).where(versions.c.id == version_id).values(state=VersionState.REJECTED.value)
         )
         await self._end_save(version, failure, at)
+
+    async def _only(self, project_id: ProjectId, address: str, *conditions: ColumnElement[bool]) -> Version:
+        row = None
+        if storable(address):
+            row = await self._transaction.first(
+                select(versions).where(and_(versions.c.project_id == project_id, *conditions))
+            )
+        if row is None:
+            raise missing("version", address)
+        return version_of(row)
 
     async def _lock(self, version_id: VersionId) -> RowMapping:
         require_id(version_id, "version")
@@ -180,16 +221,37 @@ class SqlVersionStore:
         self._transaction.announce()
 
 
+def _conditions(wanted: VersionFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.group is not None:
+        conditions.append(versions.c.group_name == wanted.group)
+    if wanted.kind is not None:
+        conditions.append(versions.c.kind == wanted.kind)
+    if wanted.state is not None:
+        conditions.append(versions.c.state == wanted.state)
+    if wanted.session_id is not None:
+        conditions.append(versions.c.session_id == wanted.session_id)
+    if wanted.tag is not None:
+        conditions.append(versions.c.tags.contains(f" {wanted.tag} ", autoescape=True))
+    if not wanted.deleted:
+        conditions.append(versions.c.deleted_at.is_(None))
+    return conditions
+
+
 async def register_version(
     transaction: Transaction, operation: RowMapping, version: NewVersion, at: datetime
 ) -> SaveResult:
     """Insert ``version`` under its group's next number; the operation's session is locked.
 
     The group's row stays locked until the transaction ends, so numbers have no gaps and no duplicates.
+
+    Raises:
+        Conflict: ``version_name_taken``.
     """
-    for text, field in ((version.description, "description"), (version.group, "model_package_group")):
-        require_storable(text, field)
+    require_storable(version.group, "model_package_group")
     project_id, session_id = operation["project_id"], operation["session_id"]
+    if version.labels.name is not None and await named(transaction, session_id, version.kind, version.labels.name):
+        raise name_taken(version.labels.name, version.kind)
     await transaction.insert_new(
         groups, {"project_id": project_id, "name": version.group, "versions": 0, "created_at": at}
     )
@@ -222,11 +284,30 @@ async def register_version(
         "location": version.location,
         "manifest_sha256": version.manifest_sha256,
         "size_bytes": version.size_bytes,
-        "description": version.description,
+        **label_columns(version.labels, at),
+        "base_sha256": version.base_sha256,
+        "code_version": version.code_version,
         "created_at": at,
     }
     await transaction.write(versions.insert().values(row))
-    return SaveResult(version_id=version.id, group=version.group, number=row["number"])
+    return SaveResult(
+        version_id=version.id,
+        group=version.group,
+        number=row["number"],
+        seq=version.seq,
+        optimizer_step=version.optimizer_step,
+    )
+
+
+def save_result(version: Version) -> SaveResult:
+    """Return what the save of ``version`` is answered with."""
+    return SaveResult(
+        version_id=version.id,
+        group=version.group,
+        number=version.number,
+        seq=version.seq,
+        optimizer_step=version.optimizer_step,
+    )
 
 
 async def version_of_operation(transaction: Transaction, operation_id: OperationId) -> Version | None:
@@ -235,27 +316,11 @@ async def version_of_operation(transaction: Transaction, operation_id: Operation
     return None if row is None else version_of(row)
 
 
-def version_of(row: RowMapping) -> Version:
-    """Read a row of ``versions``."""
-    return Version(
-        id=VersionId(row["id"]),
-        project_id=ProjectId(row["project_id"]),
-        group=row["group_name"],
-        number=row["number"],
-        kind=VersionKind(row["kind"]),
-        state=VersionState(row["state"]),
-        session_id=SessionId(row["session_id"]),
-        operation_id=OperationId(row["operation_id"]),
-        parent_id=None if row["parent_id"] is None else VersionId(row["parent_id"]),
-        base_model=row["base_model"],
-        lora=lora_of(row),
-        seq=row["seq"],
-        optimizer_step=row["optimizer_step"],
-        location=row["location"],
-        manifest_sha256=row["manifest_sha256"],
-        size_bytes=row["size_bytes"],
-        description=row["description"],
-        created_at=row["created_at"],
-        published_at=row["published_at"],
-        canary=None if row["canary"] is None else CanaryReport(**row["canary"]),
+async def named(transaction: Transaction, session_id: SessionId, kind: VersionKind, name: str) -> Version | None:
+    """Return what a session saved as ``kind`` under ``name``, deleted or not."""
+    row = await transaction.first(
+        select(versions).where(
+            and_(versions.c.session_id == session_id, versions.c.kind == kind, versions.c.name == name)
+        )
     )
+    return None if row is None else version_of(row)

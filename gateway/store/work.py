@@ -25,7 +25,7 @@ from gateway.store.sessions import end_session, read_session, settle_stop, used
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.transaction import Transaction
 from gateway.store.usage import SqlUsageStore
-from gateway.store.versions import register_version, version_of_operation
+from gateway.store.versions import register_version, save_result, version_of_operation
 
 CLOCK_SLACK = timedelta(seconds=60)  # how far apart the clocks of processes may be
 REPLAYED = (OperationKind.FORWARD_BACKWARD, *WINDOW_ENDING)
@@ -173,7 +173,7 @@ class SqlWorkStore(SqlLeaseStore):
         session = await self.fenced(lease)
         known = await version_of_operation(self._transaction, operation.id)
         if known is not None:
-            return SaveResult(version_id=known.id, group=known.group, number=known.number)
+            return save_result(known)
         row = await self._unfinished(operation)
         if row is None:
             raise ValueError(f"operation {operation.id} is final and has no version")

@@ -42,6 +42,7 @@ class State(TypedDict):
     keyring: Keyring
     first_answers: FirstAnswers
     max_body_bytes: int
+    undelete_s: float
 
 
 def _database(request: Request) -> Database:
@@ -76,6 +77,11 @@ def _first_answers(request: Request) -> FirstAnswers:
     return request.state.first_answers
 
 
+def _undelete_s(request: Request) -> float:
+    return request.state.undelete_s
+
+
+UndeleteWindow = Annotated[float, Depends(_undelete_s)]  # seconds
 DatabaseDep = Annotated[Database, Depends(_database)]
 EnginesDep = Annotated[Engines, Depends(_engines)]
 FuturesDep = Annotated[OperationFutures, Depends(_futures)]

@@ -4,6 +4,7 @@ Whatever does not exist and whatever belongs to another project give one and the
 back to base weights.
 """
 
+from gateway.core.addresses import LATEST, Aliased, ById, Named, Numbered, parse_address
 from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
 from gateway.core.errors import Conflict, GatewayError, Invalid, Kind, NotFound, Unavailable
@@ -12,7 +13,7 @@ from gateway.core.ports import CorruptArtifact, Database, Engines, UnitOfWork
 from gateway.core.results import Failure
 from gateway.core.sampling import Target
 from gateway.core.sessions import Session, SessionStatus
-from gateway.core.versions import CanaryReport, Version, VersionKind, VersionState, parse_address
+from gateway.core.versions import CanaryReport, Version, VersionKind, VersionState
 
 SESSION_PREFIX = "sess-"
 _LIVE = frozenset({SessionStatus.CREATING, SessionStatus.RUNNING})
@@ -20,6 +21,11 @@ _LIVE = frozenset({SessionStatus.CREATING, SessionStatus.RUNNING})
 
 def is_live(session: Session) -> bool:
     return session.status in _LIVE
+
+
+def answer_headers(base_model: str, version: str | None, fingerprint: str) -> dict[str, str]:
+    """Return the headers in which every answer names the exact weights that gave it."""
+    return {"X-Loopline-Version": version or f"base:{base_model}", "X-Loopline-Fingerprint": fingerprint}
 
 
 async def find_session(unit: UnitOfWork, project_id: ProjectId, reference: str) -> Session:
@@ -39,19 +45,49 @@ async def find_session(unit: UnitOfWork, project_id: ProjectId, reference: str) 
     return session
 
 
-async def find_version(unit: UnitOfWork, project_id: ProjectId, reference: str, *, field: str = "version") -> Version:
-    """Return the project's version with this id or ``group@n`` address.
+async def find_version(
+    unit: UnitOfWork,
+    project_id: ProjectId,
+    reference: str,
+    *,
+    kind: VersionKind | None = None,
+    field: str = "version",
+) -> Version:
+    """Return the project's version that ``reference`` names in any of its spellings, deleted or not.
+
+    ``kind`` says which versions ``latest`` chooses from.
 
     Raises:
         NotFound: ``unknown_version``.
     """
-    address = parse_address(reference)
     try:
-        if address is not None:
-            return await unit.versions.by_address(project_id, *address)
-        return await unit.versions.get(project_id, VersionId(reference))
+        match parse_address(reference):
+            case ById(version_id):
+                return await unit.versions.get(project_id, version_id)
+            case Numbered(group, number):
+                return await unit.versions.by_address(project_id, group, number)
+            case Aliased(group, alias) if alias == LATEST:
+                return await unit.versions.newest(project_id, group, kind)
+            case Aliased(group, alias):
+                return await unit.versions.by_alias(project_id, group, alias)
+            case Named() as address:
+                return await _named(unit, project_id, address)
+            case None:
+                pass
     except NotFound:
-        raise NotFound("no such version", code="unknown_version", field=field) from None
+        pass
+    raise NotFound("no such version", code="unknown_version", field=field)
+
+
+async def _named(unit: UnitOfWork, project_id: ProjectId, address: Named) -> Version:
+    """Raises NotFound."""
+    session = await unit.sessions.get(project_id, address.session_id)
+    version = await unit.versions.by_name(session.id, address.kind, address.name)
+    if version is None:
+        version = await unit.versions.get(project_id, VersionId(address.name))
+    if (version.session_id, version.kind) != (session.id, address.kind):
+        raise NotFound("no such version", code="unknown_version")
+    return version
 
 
 async def find_target(
@@ -69,12 +105,14 @@ async def find_target(
     A version that was saved lazily goes through the publish gate now, at its first use.
 
     Raises:
-        NotFound: ``unknown_version``, or its base model is no longer in the catalogue.
+        NotFound: ``unknown_version``, ``version_deleted``, ``version_expired``, or its base model is no longer in the
+            catalogue.
         Conflict: ``version_not_published``: not sampler weights, rejected, or not through the gate yet.
         Unavailable: no engine could judge it now.
     """
     async with database.read() as unit:
-        version = await find_version(unit, project_id, reference, field=field)
+        version = await find_version(unit, project_id, reference, kind=VersionKind.ADAPTER, field=field)
+        version.require_present(clock.now(), field=field)
         lazy = (
             version.kind is VersionKind.ADAPTER
             and version.state is VersionState.STAGED

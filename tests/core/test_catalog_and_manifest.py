@@ -8,7 +8,6 @@ from gateway.core.canary import TOLERANCES, Canary
 from gateway.core.catalog import ENGINE_DTYPES, CatalogError, parse_catalog
 from gateway.core.errors import NotFound
 from gateway.core.manifest import FileEntry, Manifest, parse_manifest
-from gateway.core.versions import parse_address
 
 TABLE = """
 [models.tiny]
@@ -76,25 +75,3 @@ def test_a_manifest_comes_back_equal_from_equal_bytes(canary: Canary | None) -> 
     assert parse_manifest(text) == manifest
     assert parse_manifest(text).to_json() == text
     assert manifest.size_bytes == 7
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("policy@12", ("policy", 12)),
-        ("a@1", ("a", 1)),
-        ("policy", None),
-        ("policy@", None),
-        ("policy@0", None),
-        ("policy@01", None),
-        ("policy@-1", None),
-        ("policy@1234567890", None),
-        ("-a@1", None),
-        ("a b@1", None),
-        ("a@b@1", None),
-        ("@1", None),
-        ("a@١", None),
-    ],
-)
-def test_an_address_is_a_group_and_a_number(text: str, address: tuple[str, int] | None) -> None:
-    assert parse_address(text) == address

@@ -24,6 +24,7 @@ from gateway.core.payloads import (
 from gateway.core.records import CorruptRecord, digest
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, Outcome, SaveResult
 from gateway.core.tensors import Datum, DType, TensorData
+from gateway.core.versions import Labels
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 names = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -46,6 +47,14 @@ named_tensors = st.dictionaries(names, tensors(), max_size=3)
 metrics = st.dictionaries(names, numbers, max_size=3)
 data = st.lists(st.builds(Datum, model_input=tensors(), loss_fn_inputs=named_tensors), max_size=3).map(tuple)
 versions = names.map(VersionId)
+labels = st.builds(
+    Labels,
+    name=st.none() | names,
+    description=names,
+    user_metadata=st.dictionaries(names, names, max_size=2),
+    tags=st.lists(st.sampled_from(["a", "b:1", "c-2"]), unique=True).map(tuple),
+    ttl_s=st.none() | st.integers(1, 10**6),
+)
 payloads: st.SearchStrategy[Payload] = st.one_of(
     st.builds(Forward, data=data, loss_fn=st.sampled_from(LossFn), loss_fn_config=metrics),
     st.builds(ForwardBackward, data=data, loss_fn=st.sampled_from(LossFn), loss_fn_config=metrics),
@@ -59,8 +68,8 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
         grad_clip_norm=numbers,
         lora_plus_lr_ratio=numbers,
     ),
-    st.builds(SaveWeights, group=names, merge=st.booleans(), publish=st.sampled_from(Publish), description=names),
-    st.builds(SaveState, group=names, description=names),
+    st.builds(SaveWeights, group=names, merge=st.booleans(), publish=st.sampled_from(Publish), labels=labels),
+    st.builds(SaveState, group=names, labels=labels),
     st.builds(LoadState, version_id=versions, optimizer=st.booleans()),
 )
 outcomes: st.SearchStrategy[Outcome] = st.one_of(

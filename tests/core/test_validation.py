@@ -10,6 +10,7 @@ from gateway.core.payloads import LoadState, LossFn, OptimStep, Payload, SaveSta
 from gateway.core.submission import check_payload
 from gateway.core.tensors import Datum, DType, TensorData
 from gateway.core.validation import MAX_DATUMS, check_tokens
+from gateway.core.versions import Labels
 from tests.core.builders import MODEL, batch, datum
 
 FLOATS = TensorData.floats([0.1, 0.2, 0.3])
@@ -70,7 +71,7 @@ def without(name: str) -> Datum:
         batch(datum(), alternatives(2), alternatives(MAX_ALTERNATIVES)),
         OptimStep(),
         OptimStep(learning_rate=0.0, beta1=0.0, beta2=0.999, eps=0.0, weight_decay=1.0, grad_clip_norm=2.0),
-        SaveWeights(group="a-1", description="x" * 1024),
+        SaveWeights(group="a-1", labels=Labels(description="x" * 1024)),
     ],
 )
 def test_what_is_right_passes(payload: Payload) -> None:
@@ -221,7 +222,7 @@ def test_what_is_right_passes(payload: Payload) -> None:
         (SaveWeights(group="-a"), "model_package_group", "invalid_request"),
         (SaveState(group="a" * 64), "model_package_group", "invalid_request"),
         (SaveState(group="a\n"), "model_package_group", "invalid_request"),
-        (SaveState(group="a", description="x" * 1025), "description", "invalid_request"),
+        (SaveState(group="a", labels=Labels(description="x" * 1025)), "description", "invalid_request"),
     ],
 )
 def test_every_refusal_names_its_field(payload: Payload, field: str, code: str) -> None:

@@ -9,7 +9,7 @@ from gateway.core.ids import OperationId, ProjectId, SessionId, VersionId, new_v
 from gateway.core.manifest import Manifest
 from gateway.core.scripted import BASE_FINGERPRINT, SCRIPTED_NAME, scripted_file, scripted_scores
 from gateway.core.sessions import LoraConfig
-from gateway.core.versions import Version, VersionKind, VersionState
+from gateway.core.versions import Labels, Version, VersionKind, VersionState
 from gateway.store.artifacts import LocalArtifacts, describe_files
 
 SEQUENCE = (97, 98, 99, 100, 101, 102)
@@ -79,9 +79,14 @@ def make_version(
         location=version_id,
         manifest_sha256=manifest_sha256,
         size_bytes=size_bytes,
-        description="",
+        labels=Labels(),
+        base_sha256=None,
+        code_version=None,
         created_at=datetime.now(UTC),
         published_at=None,
+        expires_at=None,
+        deleted_at=None,
+        purged_at=None,
         canary=None,
     )
 

@@ -84,7 +84,9 @@ async def test_a_staged_version_is_published_and_becomes_latest(
         done = await finished(bench, operation)
 
     assert done.status is Status.COMPLETED
-    assert done.outcome == SaveResult(version_id=version.id, group="policy", number=1)
+    assert done.outcome == SaveResult(
+        version_id=version.id, group="policy", number=1, seq=version.seq, optimizer_step=version.optimizer_step
+    )
     version = await recorded(bench, version)
     assert version.state is VersionState.PUBLISHED
     assert version.canary is not None

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.core.ids import VersionId
+from gateway.core.ids import SessionId, VersionId
 from gateway.core.versions import CanaryReport
 from gateway.engines.vllm_adapters import LoadedVersions, Turns
 
 A, B, C = VersionId("ver-a"), VersionId("ver-b"), VersionId("ver-c")
+S, T = SessionId("sess-s"), SessionId("sess-t")
 
 
 class Visitors:
@@ -20,11 +21,14 @@ class Visitors:
         self.entered: list[VersionId] = []
         self._turns = turns
 
-    async def come(self, version_id: VersionId) -> tuple["asyncio.Task[None]", asyncio.Event]:
+    async def come(
+        self, version_id: VersionId, session_id: SessionId | None = None
+    ) -> tuple["asyncio.Task[None]", asyncio.Event]:
         leave = asyncio.Event()
+        owner = session_id or S
 
         async def visit() -> None:
-            async with self._turns.turn(version_id):
+            async with self._turns.turn(version_id, owner):
                 self.entered.append(version_id)
                 await leave.wait()
 
@@ -107,7 +111,7 @@ async def test_never_more_versions_than_the_limit_whatever_comes_and_goes(limit:
 
     async def visit(version_id: VersionId, steps: int) -> None:
         nonlocal most
-        async with turns.turn(version_id):
+        async with turns.turn(version_id, S):
             using.append(version_id)
             most = max(most, len(set(using)))
             try:
@@ -174,7 +178,7 @@ async def test_a_version_is_loaded_once_for_all_who_ask_at_the_same_time() -> No
 async def test_the_least_recently_used_idle_version_is_unloaded() -> None:
     turns = Turns(3)
     shelf = Shelf(turns, capacity=2)
-    async with turns.turn(A):
+    async with turns.turn(A, S):
         for version_id in (A, B, C):
             await shelf.loaded.ensure(version_id, shelf.loader(version_id))
 

@@ -15,7 +15,7 @@ from gateway.core.sessions import Activity, ComputeRules, LoraConfig, OrderRule,
 from gateway.core.submission import submit
 from gateway.core.tensors import Datum, TensorData
 from gateway.core.usage import Meter, UsageFact
-from gateway.core.versions import CanaryReport, NewVersion, VersionKind
+from gateway.core.versions import CanaryReport, Labels, NewVersion, VersionKind
 from gateway.store import SqlDatabase
 
 BASE = "tiny"
@@ -104,7 +104,9 @@ def new_session(project_id: ProjectId, key_id: KeyId, at: datetime, **changes: o
     return Session(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
 
 
-def new_version(seq: int, *, group: str = "policy", kind: VersionKind = VersionKind.ADAPTER) -> NewVersion:
+def new_version(
+    seq: int, *, group: str = "policy", kind: VersionKind = VersionKind.ADAPTER, labels: Labels | None = None
+) -> NewVersion:
     id = new_version_id()
     return NewVersion(
         id=id,
@@ -117,7 +119,9 @@ def new_version(seq: int, *, group: str = "policy", kind: VersionKind = VersionK
         location=f"{id}-e1",
         manifest_sha256=hashlib.sha256(id.encode()).hexdigest(),
         size_bytes=1234,
-        description="",
+        labels=labels or Labels(),
+        base_sha256="b" * 64,
+        code_version="0",
     )
 
 

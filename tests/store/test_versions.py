@@ -9,7 +9,7 @@ from gateway.core.ids import VersionId, new_version_id
 from gateway.core.operations import Status
 from gateway.core.payloads import Publish, SaveState, SaveWeights
 from gateway.core.results import Failure, SaveResult
-from gateway.core.versions import Group, VersionKind, VersionState
+from gateway.core.versions import Group, VersionFilter, VersionKind, VersionState
 from gateway.store import SqlDatabase
 from tests.store.bench import LORA, REPORT, Bench, HandClock, new_version, open_bench
 
@@ -140,7 +140,7 @@ async def test_staging_again_returns_the_version_already_there(bench: Bench) -> 
     assert await bench.stage(work, version=version) == await bench.stage(work, version=version)
 
     async with bench.database.read() as unit:
-        assert len(await unit.versions.page(bench.project_id, group=None, limit=10, after=None)) == 1
+        assert len(await unit.versions.page(bench.project_id, VersionFilter(), limit=10, after=None)) == 1
 
 
 async def test_racing_saves_into_one_group_are_numbered_without_gaps(bench: Bench) -> None:
@@ -182,8 +182,10 @@ async def test_groups_count_their_versions_and_name_the_latest_of_each_kind(benc
         Group(
             name="policy",
             versions=3,
+            size_bytes=3 * 1234,
             created_at=created,
             latest={VersionKind.ADAPTER: 1, VersionKind.STATE: 2},
+            aliases={},
         )
     ]
 
@@ -195,9 +197,9 @@ async def test_versions_are_listed_newest_first_page_by_page(bench: Bench) -> No
         await bench.save(session, complete=True, group=group)
 
     async with bench.database.read() as unit:
-        first = await unit.versions.page(bench.project_id, group="a", limit=2, after=None)
-        rest = await unit.versions.page(bench.project_id, group="a", limit=2, after=first[-1].id)
-        everything = await unit.versions.page(bench.project_id, group=None, limit=10, after=None)
+        first = await unit.versions.page(bench.project_id, VersionFilter(group="a"), limit=2, after=None)
+        rest = await unit.versions.page(bench.project_id, VersionFilter(group="a"), limit=2, after=first[-1].id)
+        everything = await unit.versions.page(bench.project_id, VersionFilter(), limit=10, after=None)
     assert [version.address for version in [*first, *rest]] == ["a@3", "a@2", "a@1"]
     assert [version.address for version in everything] == ["a@3", "a@2", "b@1", "a@1"]
 
@@ -214,7 +216,7 @@ async def test_a_strangers_version_is_missing(database: SqlDatabase, bench: Benc
         with pytest.raises(NotFound) as nobodys:
             await unit.versions.by_address(bench.project_id, "policy", 2)
         assert await unit.versions.groups(stranger.project_id) == []
-        assert await unit.versions.page(stranger.project_id, group="policy", limit=9, after=None) == []
+        assert await unit.versions.page(stranger.project_id, VersionFilter(group="policy"), limit=9, after=None) == []
     assert theirs.value.message == f"no version {saved.version_id!r}"
     assert by_address.value.message.replace("@1", "@2") == nobodys.value.message
 

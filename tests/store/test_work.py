@@ -10,6 +10,7 @@ from gateway.core.payloads import OptimStep, SaveWeights
 from gateway.core.ports import Lease, StaleLease, Work
 from gateway.core.results import Failure, LoadStateResult, OptimStepResult
 from gateway.core.sessions import Activity, ComputeRules, OrderRule, Recovery, SessionStatus, Snapshot
+from gateway.core.versions import VersionFilter
 from gateway.store import SqlDatabase
 from tests.store.bench import BASE, LEASE_S, RULES, Bench, forward_backward, forward_result, new_version
 
@@ -264,7 +265,7 @@ async def test_a_stale_lease_writes_nothing(bench: Bench) -> None:
 
     async with bench.database.read() as unit:
         facts = await unit.usage.of_source(stale.operation.id)
-        versions = await unit.versions.page(bench.project_id, group=None, limit=10, after=None)
+        versions = await unit.versions.page(bench.project_id, VersionFilter(), limit=10, after=None)
     assert (await bench.session(session), facts, versions) == (before, [], [])
     assert (await bench.operation(stale.operation.id)).status is Status.RUNNING
     await bench.finish(current)

@@ -15,7 +15,7 @@ from gateway.core.operations import Progress, Status
 from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, Payload, Publish, SaveState, SaveWeights
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, SaveResult
 from gateway.core.sessions import SessionStatus
-from gateway.core.versions import VersionKind
+from gateway.core.versions import Labels, VersionKind
 from tests.trainer.builders import batch, forward, forward_backward
 from tests.trainer.world import LEASE_S, World, drain
 from trainer.kernels import Kernels
@@ -332,7 +332,7 @@ async def test_saves_become_versions_with_what_they_contain(world: World) -> Non
     session = await world.open()
     eager, lazy, merged, state = await world.submit(
         session,
-        SaveWeights(group="policy", description="first"),
+        SaveWeights(group="policy", labels=Labels(description="first")),
         save_lazily(),
         SaveWeights(group="full", merge=True),
         SaveState(group="policy"),
@@ -351,7 +351,9 @@ async def test_saves_become_versions_with_what_they_contain(world: World) -> Non
     assert (await world.read(eager)).status is Status.RUNNING  # the publish gate ends it
     for operation, version in zip((lazy, merged, state), versions[1:], strict=True):
         outcome = (await world.read(operation)).outcome
-        assert outcome == SaveResult(version_id=version.id, group=version.group, number=version.number)
+        assert isinstance(outcome, SaveResult)
+        assert (outcome.version_id, outcome.group, outcome.number) == (version.id, version.group, version.number)
+        assert (outcome.seq, outcome.optimizer_step) == (version.seq, version.optimizer_step)
     for version in versions:
         manifest = world.artifacts.verify(version.location, version.manifest_sha256)
         assert (manifest.canary is not None) is (version.kind is VersionKind.ADAPTER)

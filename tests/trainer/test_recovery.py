@@ -7,6 +7,7 @@ from gateway.core.ids import SessionId
 from gateway.core.operations import Status
 from gateway.core.payloads import LoadState, LossFn, OptimStep, Payload, Publish, SaveState, SaveWeights
 from gateway.core.results import Failure, ForwardResult
+from gateway.core.versions import Labels
 from tests.trainer.builders import A, batch, forward, forward_backward, lora, policy_batch
 from tests.trainer.conftest import make_backend
 from tests.trainer.states import Bits, state_of
@@ -123,7 +124,7 @@ async def test_a_batch_that_is_not_finite_breaks_the_window_and_nothing_else(wor
 async def test_a_saved_adapter_is_a_version_whose_files_and_canary_verify(world: World) -> None:
     session = await world.open(CONFIG)
     (_, _, save) = await world.submit(
-        session, RUN[0], STEP, SaveWeights(group="policy", publish=Publish.LAZY, description="one step")
+        session, RUN[0], STEP, SaveWeights(group="policy", publish=Publish.LAZY, labels=Labels(description="one step"))
     )
 
     await drain(world.trainer(make_backend(world.base)))
@@ -131,7 +132,7 @@ async def test_a_saved_adapter_is_a_version_whose_files_and_canary_verify(world:
     (version,) = await world.versions()
     assert (await world.read(save)).status is Status.COMPLETED
     assert version.location == f"{version.id}-1"
-    assert (version.seq, version.optimizer_step, version.description) == (3, 1, "one step")
+    assert (version.seq, version.optimizer_step, version.labels.description) == (3, 1, "one step")
     manifest = world.artifacts.verify(version.location, version.manifest_sha256)
     assert sorted(manifest.files) == ["adapter_config.json", "adapter_model.safetensors"]
     assert manifest.canary is not None

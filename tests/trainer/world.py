@@ -14,7 +14,7 @@ from gateway.core.principals import ALL_SCOPES, Key
 from gateway.core.scripted import read_fingerprint
 from gateway.core.sessions import Activity, ComputeRules, LoraConfig, OrderRule, Session, SessionStatus
 from gateway.core.submission import submit
-from gateway.core.versions import Version, VersionKind
+from gateway.core.versions import Version, VersionFilter, VersionKind
 from gateway.store import LocalArtifacts, SqlDatabase
 from tests.trainer.builders import lora
 from trainer.backend import TrainingBackend
@@ -130,7 +130,7 @@ class World:
     async def versions(self) -> list[Version]:
         """Oldest first."""
         async with self.database.read() as unit:
-            return list(reversed(await unit.versions.page(self.project_id, group=None, limit=100, after=None)))
+            return list(reversed(await unit.versions.page(self.project_id, VersionFilter(), limit=100, after=None)))
 
     async def trained_tokens(self) -> int:
         async with self.database.read() as unit:

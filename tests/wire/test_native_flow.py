@@ -357,7 +357,9 @@ def test_the_openapi_page_documents_every_route_without_a_key(gateway: Gateway) 
         "/sessions/{session_id}/save_weights", "/sessions/{session_id}/save_state", "/sessions/{session_id}/load_state",
         "/sessions/{session_id}/sample", "/sessions/{session_id}/logprobs", "/sample", "/logprobs",
         "/operations/{operation_id}", "/base_models", "/base_models/{name}/tokenizer/{file}", "/model_packages",
-        "/model_packages/{group}", "/model_packages/{group}/{number}", "/usage", "/statements/{month}",
-        "/estimate", "/budgets", "/budgets/{scope}/{scope_id}",
+        "/model_packages/{group}", "/model_packages/{group}/history", "/model_packages/{group}/aliases/{alias}",
+        "/model_packages/{group}/{reference}", "/model_packages/{group}/{reference}/undelete",
+        "/model_packages/{group}/{reference}/verify", "/versions", "/versions/{address}", "/usage",
+        "/statements/{month}", "/estimate", "/budgets", "/budgets/{scope}/{scope_id}",
     }  # fmt: skip
     assert all("summary" in method for path in document["paths"].values() for method in path.values())

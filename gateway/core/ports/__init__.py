@@ -7,6 +7,7 @@ durable when ``Database.write`` has been left. No unit is held while waiting for
 from gateway.core.ports.content import Artifacts, BlobStore, CorruptArtifact
 from gateway.core.ports.database import Database, UnitOfWork, Wakeups
 from gateway.core.ports.ledger import Ledger
+from gateway.core.ports.registry import Registry, Upkeep, VersionStore
 from gateway.core.ports.scores import ScoreStore, ScoreWork, ScoreWorkStore
 from gateway.core.ports.serving import EngineHealth, EngineMetrics, Engines, Prices, Probe, Probes
 from gateway.core.ports.stores import (
@@ -17,7 +18,6 @@ from gateway.core.ports.stores import (
     SessionStore,
     StoredSample,
     UsageStore,
-    VersionStore,
 )
 from gateway.core.ports.work import Lease, StaleLease, Work, WorkStore
 
@@ -37,6 +37,7 @@ __all__ = [
     "Prices",
     "Probe",
     "Probes",
+    "Registry",
     "SampleStore",
     "ScoreStore",
     "ScoreWork",
@@ -45,6 +46,7 @@ __all__ = [
     "StaleLease",
     "StoredSample",
     "UnitOfWork",
+    "Upkeep",
     "UsageStore",
     "VersionStore",
     "Wakeups",

@@ -29,14 +29,21 @@ class CorruptArtifact(Exception):
 
 
 class Artifacts(Protocol):
-    """Directories of saved versions and snapshots, under names the store makes."""
+    """Directories of saved versions and snapshots, under names the store makes. The methods block."""
 
-    def path(self, location: str) -> Path: ...
+    def path(self, location: str) -> Path:
+        """Return the local directory, which is there once it was verified."""
+        ...
 
     def verify(self, location: str, manifest_sha256: str) -> Manifest:
-        """Re-hash manifest and files.
+        """Bring the files here, if they are not, and re-hash manifest and files.
 
         Raises:
             CorruptArtifact: something is missing or differs.
+            Unavailable: the store is away.
         """
+        ...
+
+    def remove(self, location: str) -> None:
+        """Delete the files; those that are gone already are fine. Nobody may still read them."""
         ...

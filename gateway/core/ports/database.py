@@ -6,6 +6,7 @@ from typing import Protocol
 from gateway.core.ports.collection import CollectionStore
 from gateway.core.ports.content import BlobStore
 from gateway.core.ports.ledger import Ledger
+from gateway.core.ports.registry import Registry, Upkeep, VersionStore
 from gateway.core.ports.scores import ScoreStore, ScoreWorkStore
 from gateway.core.ports.stores import (
     KeyStore,
@@ -14,7 +15,6 @@ from gateway.core.ports.stores import (
     SampleStore,
     SessionStore,
     UsageStore,
-    VersionStore,
 )
 from gateway.core.ports.work import WorkStore
 
@@ -30,6 +30,10 @@ class UnitOfWork(Protocol):
     def operations(self) -> OperationStore: ...
     @property
     def versions(self) -> VersionStore: ...
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def upkeep(self) -> Upkeep: ...
     @property
     def keys(self) -> KeyStore: ...
     @property

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gateway.core.catalog import BaseModel
 from gateway.core.ids import VersionId
 from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, Target, TokenCounts
-from gateway.core.versions import CanaryReport, Version
+from gateway.core.versions import CanaryReport, Check, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,18 @@ class Engines(Protocol):
 
     async def tokenize(self, target: Target, body: Mapping[str, Any]) -> Sequence[int]:
         """Return the token ids the engine would see for an OpenAI chat or completion body."""
+        ...
+
+    async def verify(self, version: Version) -> Sequence[Check]:
+        """Take a published version through the gate again on every engine, whether or not it is loaded there.
+
+        Raises:
+            Unavailable: no engine could be asked.
+        """
+        ...
+
+    async def release(self, version: Version) -> bool:
+        """Unload a version that is refused to new requests; return whether no engine can read its files any more."""
         ...
 
     async def publish(self, version: Version) -> CanaryReport:

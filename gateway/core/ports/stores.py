@@ -1,18 +1,16 @@
-"""The stores of one transaction that the edge uses: sessions, the operation log, versions, keys, samples, usage."""
+"""The stores of one transaction that the edge uses: sessions, the operation log, keys, samples, usage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gateway.core.ids import KeyId, OperationId, ProjectId, SampleId, SessionId, VersionId
+from gateway.core.ids import KeyId, OperationId, ProjectId, SampleId, SessionId
 from gateway.core.operations import Operation
 from gateway.core.payloads import Payload
 from gateway.core.principals import Key
-from gateway.core.results import Failure
 from gateway.core.sessions import Session
 from gateway.core.usage import UsageFact
-from gateway.core.versions import CanaryReport, Group, Version
 
 
 class SessionStore(Protocol):
@@ -85,37 +83,6 @@ class OperationStore(Protocol):
 
     async def fail_gaps(self, *, older_than: datetime) -> Sequence[OperationId]:
         """Fail operations that have waited for a missing seq since before ``older_than``, naming that seq."""
-        ...
-
-
-class VersionStore(Protocol):
-    """Model package groups and versions."""
-
-    async def get(self, project_id: ProjectId, version_id: VersionId) -> Version: ...
-
-    async def by_address(self, project_id: ProjectId, group: str, number: int) -> Version: ...
-
-    async def page(
-        self, project_id: ProjectId, *, group: str | None, limit: int, after: VersionId | None
-    ) -> Sequence[Version]:
-        """Newest first."""
-        ...
-
-    async def groups(self, project_id: ProjectId) -> Sequence[Group]: ...
-
-    async def awaiting_publication(self, limit: int) -> Sequence[Version]:
-        """Staged adapters whose save_weights operation is still running, oldest first."""
-        ...
-
-    async def publish(self, version_id: VersionId, report: CanaryReport, *, at: datetime) -> None:
-        """Mark published and, if it contains a later seq than the present one, make it its session's latest version.
-
-        A running save_weights operation of this version completes in the same transaction.
-        """
-        ...
-
-    async def reject(self, version_id: VersionId, failure: Failure, *, at: datetime) -> None:
-        """Mark rejected; its running save_weights operation fails with ``failure``; latest stays."""
         ...
 
 

@@ -26,6 +26,7 @@ from gateway.core.ports import Prices, UnitOfWork
 from gateway.core.principals import Principal
 from gateway.core.sessions import Session
 from gateway.core.submission import check_payload, submit
+from gateway.core.versions import VersionKind
 from gateway.wire.deps import (
     Caller,
     CatalogDep,
@@ -201,7 +202,7 @@ async def create_save_weights(
         group=session.group if body.model_package_group is None else body.model_package_group,
         merge=body.merge_weights,
         publish=Publish(body.publish),
-        description=body.description,
+        labels=body.labels(),
     )
     check_payload(payload, catalog.get(session.base_model))
     return await _read(unit, await _submit(unit, principal, session, payload, body.seq, idempotency_key), prices)
@@ -220,7 +221,7 @@ async def create_save_state(
     """Queue a save of weights, moments and counters as a new, resumable version."""
     payload = SaveState(
         group=session.group if body.model_package_group is None else body.model_package_group,
-        description=body.description,
+        labels=body.labels(),
     )
     check_payload(payload, catalog.get(session.base_model))
     return await _read(unit, await _submit(unit, principal, session, payload, body.seq, idempotency_key), prices)
@@ -236,7 +237,7 @@ async def create_load_state(
     unit: Writing,
 ) -> OperationRead:
     """Queue a load of a saved state, with its optimizer or with a fresh one."""
-    version = await find_version(unit, principal.project_id, body.version)
+    version = await find_version(unit, principal.project_id, body.version, kind=VersionKind.STATE)
     payload = LoadState(version_id=version.id, optimizer=body.optimizer)
     return await _read(unit, await _submit(unit, principal, session, payload, body.seq, idempotency_key), prices)
 

@@ -12,8 +12,6 @@ from gateway.core.sampling import Generation, Target, TokenCounts
 from gateway.core.sessions import LoraConfig, Session
 from gateway.core.tensors import TensorData
 from gateway.core.usage import Meter, UsageFact
-from gateway.core.versions import Version
-from gateway.wire.native.schemas.model_packages import CanaryRead, VersionRead
 from gateway.wire.native.schemas.operations import (
     FailureRead,
     ForwardRead,
@@ -126,6 +124,8 @@ def _outcome_read(outcome: Outcome | None) -> tuple[ResultRead | None, FailureRe
                     version_id=outcome.version_id,
                     group=outcome.group,
                     number=outcome.number,
+                    seq=outcome.seq,
+                    optimizer_step=outcome.optimizer_step,
                 ),
                 None,
             )
@@ -154,31 +154,6 @@ def _outcome_read(outcome: Outcome | None) -> tuple[ResultRead | None, FailureRe
 def _tensor_read(tensor: TensorData) -> TensorRead:
     """Return the array as JSON numbers; they were checked when they were made, so they are not checked again."""
     return TensorRead.model_construct(dtype=tensor.dtype.value, shape=list(tensor.shape), data=tensor.values().tolist())
-
-
-def version_read(version: Version) -> VersionRead:
-    return VersionRead(
-        id=version.id,
-        address=version.address,
-        group=version.group,
-        number=version.number,
-        kind=version.kind,
-        state=version.state,
-        session_id=version.session_id,
-        operation_id=version.operation_id,
-        parent_id=version.parent_id,
-        base_model=version.base_model,
-        lora=lora_read(version.lora),
-        seq=version.seq,
-        optimizer_step=version.optimizer_step,
-        manifest_sha256=version.manifest_sha256,
-        fingerprint=version.fingerprint,
-        size_bytes=version.size_bytes,
-        description=version.description,
-        created_at=version.created_at,
-        published_at=version.published_at,
-        canary=None if version.canary is None else CanaryRead(**asdict(version.canary)),
-    )
 
 
 def sequences_read(generation: Generation) -> list[SequenceRead]:

@@ -42,7 +42,7 @@ from gateway.wire.native.schemas.sampling import (
 )
 from gateway.wire.native.sessions import OwnSession
 from gateway.wire.routes import DialectRoute
-from gateway.wire.targets import find_target, session_target
+from gateway.wire.targets import answer_headers, find_target, session_target
 
 router = APIRouter(route_class=DialectRoute, tags=["sampling"])
 
@@ -213,9 +213,11 @@ async def sample_freely(sampler: SamplerDep, body: FreeSampleCreate) -> Response
 
 
 def billed_response(content: bytes) -> Response:
-    """Return a recorded answer: a line with its headers, then its body."""
-    headers, _, body = content.partition(b"\n")
-    return Response(body, media_type="application/json", headers=orjson.loads(headers))
+    """Return a recorded answer: a line with its headers, then its body, whose weights the headers name too."""
+    recorded, _, body = content.partition(b"\n")
+    document: dict[str, Any] = orjson.loads(body)
+    headers = answer_headers(document["base_model"], document["version"], document["fingerprint"])
+    return Response(body, media_type="application/json", headers={**orjson.loads(recorded), **headers})
 
 
 def asked_for(route: str, body: BaseModel) -> str:

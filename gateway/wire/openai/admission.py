@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends
 
+from gateway.core.addresses import parse_address
 from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
 from gateway.core.errors import Invalid, NotFound
@@ -15,11 +16,10 @@ from gateway.core.principals import Principal
 from gateway.core.sampling import Target
 from gateway.core.sessions import Session
 from gateway.core.validation import check_tokens
-from gateway.core.versions import parse_address
 from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, EnginesDep, InferenceCaller, PricesDep, Tag
 from gateway.wire.metering import Call
 from gateway.wire.openai.schemas import MAX_SEQUENCES, ChatCreate, CompletionCreate, Prompt, SamplingCreate
-from gateway.wire.targets import find_session, find_target, session_target
+from gateway.wire.targets import answer_headers, find_session, find_target, session_target
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the older route
 
@@ -44,11 +44,10 @@ class Admitted:
     @property
     def headers(self) -> dict[str, str]:
         """The exact weights that answer."""
-        version = self.target.version
-        return {
-            "X-Loopline-Version": f"base:{self.target.base.name}" if version is None else version.address,
-            "X-Loopline-Fingerprint": self.target.fingerprint,
-        }
+        target = self.target
+        return answer_headers(
+            target.base.name, None if target.version is None else target.version.address, target.fingerprint
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

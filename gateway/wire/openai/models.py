@@ -1,17 +1,19 @@
 """GET /v1/models: what ``model`` can be."""
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
 
+from gateway.core.addresses import parse_address
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import NotFound
 from gateway.core.ids import ProjectId
 from gateway.core.ports import UnitOfWork
 from gateway.core.sessions import Session
-from gateway.core.versions import Version, VersionKind, VersionState, parse_address
+from gateway.core.versions import Version, VersionKind, VersionState
 from gateway.wire.deps import CatalogDep, InferenceCaller, Reading
 from gateway.wire.routes import DialectRoute
 from gateway.wire.targets import find_session, find_version, is_live
@@ -24,7 +26,8 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 @router.get("/models")
 async def list_models(principal: InferenceCaller, catalog: CatalogDep, unit: Reading) -> dict[str, Any]:
-    """List base models, the caller's live sessions with a published version, and published versions."""
+    """List base models, the caller's live sessions with a published version, and of each model package group the newest
+    published version and those with an alias. Others answer as well, by any of their names."""
     cards = [_base_card(model) for _, model in sorted(catalog.models.items())]
     cards += [_session_card(session) async for session in _sessions(unit, principal.project_id)]
     cards += [_version_card(version) async for version in _versions(unit, principal.project_id)]
@@ -38,7 +41,7 @@ async def read_model(model: str, principal: InferenceCaller, catalog: CatalogDep
         return _base_card(catalog.models[model])
     try:
         if parse_address(model) is not None:
-            version = await find_version(unit, principal.project_id, model)
+            version = await find_version(unit, principal.project_id, model, kind=VersionKind.ADAPTER)
             if _answers(version):
                 return _version_card(version)
         else:
@@ -55,7 +58,8 @@ def _serves(session: Session) -> bool:
 
 
 def _answers(version: Version) -> bool:
-    return version.kind is VersionKind.ADAPTER and version.state is VersionState.PUBLISHED
+    usable = version.kind is VersionKind.ADAPTER and version.state is VersionState.PUBLISHED
+    return usable and version.deleted_at is None
 
 
 async def _sessions(unit: UnitOfWork, project_id: ProjectId) -> AsyncGenerator[Session]:
@@ -71,15 +75,15 @@ async def _sessions(unit: UnitOfWork, project_id: ProjectId) -> AsyncGenerator[S
 
 
 async def _versions(unit: UnitOfWork, project_id: ProjectId) -> AsyncGenerator[Version]:
-    after = None
-    while True:
-        page = await unit.versions.page(project_id, group=None, limit=_PAGE, after=after)
-        for version in page:
+    """Of each group the newest adapter and those with an alias: the list does not grow with every save."""
+    for group in await unit.versions.groups(project_id):
+        numbers = set(group.aliases.values())
+        with suppress(NotFound):
+            numbers.add((await unit.versions.newest(project_id, group.name, VersionKind.ADAPTER)).number)
+        for number in sorted(numbers, reverse=True):
+            version = await unit.versions.by_address(project_id, group.name, number)
             if _answers(version):
                 yield version
-        if len(page) < _PAGE:
-            return
-        after = page[-1].id
 
 
 def _card(model: str, created: datetime, **extra: Any) -> dict[str, Any]:

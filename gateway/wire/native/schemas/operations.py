@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.core.payloads import Publish
 from gateway.wire.native.schemas.base import Create, Read
+from gateway.wire.native.schemas.labels import LabelsCreate
 
 
 class AdamCreate(Create):
@@ -28,26 +29,24 @@ class OptimStepCreate(Create):
     adam_params: AdamCreate = AdamCreate()
 
 
-class SaveWeightsCreate(Create):
+class SaveWeightsCreate(LabelsCreate):
     """Save sampler weights, or with ``merge_weights`` a full model."""
 
     seq: int | None = None
     merge_weights: bool = False
     publish: Literal["eager", "lazy"] = Publish.EAGER.value
     model_package_group: str | None = None
-    description: str = ""
 
 
-class SaveStateCreate(Create):
+class SaveStateCreate(LabelsCreate):
     """Save a resumable state."""
 
     seq: int | None = None
     model_package_group: str | None = None
-    description: str = ""
 
 
 class LoadStateCreate(Create):
-    """Load ``version`` (``group@n`` or a version id); without ``optimizer`` its weights alone."""
+    """Load ``version`` (in any of its spellings); without ``optimizer`` its weights alone."""
 
     seq: int | None = None
     version: str
@@ -92,13 +91,15 @@ class OptimStepRead(Read):
 
 
 class SaveRead(Read):
-    """Of save_weights and save_state: the version that now exists."""
+    """Of save_weights and save_state: the version that now exists, and the last seq and step that it contains."""
 
     type: Literal["save"]
     version: str
     version_id: str
     group: str
     number: int
+    seq: int
+    optimizer_step: int
 
 
 class LoadStateRead(Read):

@@ -7,14 +7,12 @@ from pydantic import Field, StringConstraints
 
 from gateway.core.sessions import MAX_TTL_S
 from gateway.wire.native.schemas.base import Create, Read
+from gateway.wire.native.schemas.labels import Metadata
 
 MIN_TTL_S = 60
-MAX_METADATA = 64
 _NAME = r"^[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?$"
 
 SessionName = Annotated[str, StringConstraints(pattern=_NAME)]
-MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 
 
 class LoraCreate(Create):
@@ -40,7 +38,7 @@ class SessionCreate(Create):
     lora: LoraCreate = LoraCreate()
     model_package_group: str | None = None
     ttl_seconds: Annotated[int, Field(ge=MIN_TTL_S, le=MAX_TTL_S)] | None = None
-    user_metadata: dict[MetadataKey, MetadataValue] = Field(default={}, max_length=MAX_METADATA)
+    user_metadata: Metadata = Field(default={})
 
 
 class LoraRead(Read):
