@@ -17,9 +17,9 @@ from tests.tiny_model import FULL_VOCABULARY, cached_tiny_model, smollm_director
 
 BARS_S = {"tiny": 5.0, "smollm2": 60.0}  # from ready, where imports are not what is measured; from the start
 MOST_REPLAY_S = 20.0  # the default of LOOPLINE_SNAPSHOT_AFTER_S: an hour leaves no more than this to repeat
-_BATCH = {"tiny": (32, 256), "smollm2": (4, 64)}
+_BATCH = {"tiny": (8, 64), "smollm2": (4, 64)}  # datums, tokens each
 _LEASE_S = 2.0
-SNAPSHOTS, NEARLY = 3, 0.8
+SNAPSHOTS, NEARLY = 2, 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Measured:
 
 
 def recovery(model: str, options: Options, console: Console) -> Verdict:
-    """Train until a fourth snapshot is nearly due, kill, start, measure: there is never more to rebuild."""
+    """Train until a third snapshot is nearly due, kill, start, measure: there is never more to rebuild."""
     command = f"make recovery MODEL={model} DB={options.database}"
     verdict = Verdict(title=f"recovery of a long session, {model}, {options.database}", command=command)
     path = cached_tiny_model() if model == "tiny" else smollm_directory()
