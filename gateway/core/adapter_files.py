@@ -29,7 +29,7 @@ _WIDTH = {"F32": 4, "BF16": 2, "F16": 2}
 # What a config may say. Every other field must say nothing (null, false, empty).
 _FREE = frozenset(
     {"auto_mapping", "base_model_name_or_path", "inference_mode", "lora_dropout", "peft_type", "peft_version"}
-    | {"qalora_group_size", "revision", "runtime_config", "task_type", "eva_config"}
+    | {"megatron_core", "qalora_group_size", "revision", "runtime_config", "task_type", "eva_config"}
     | {"r", "lora_alpha", "use_rslora", "target_modules", "bias", "init_lora_weights", "ensure_weight_tying"}
 )
 
@@ -113,7 +113,7 @@ def _config(path: Path) -> dict[str, Any]:
     if config.get("init_lora_weights") not in (None, True, False, "gaussian"):
         raise BadAdapter("init_lora_weights that change the base model are not supported", field="init_lora_weights")
     for name, value in config.items():
-        if name not in _FREE and value not in (None, False, [], {}, "", 1, "none"):
+        if name not in _FREE and value not in (None, [], {}, "", "none") and value is not False:
             raise BadAdapter(f"{name[:80]} is set, which is not supported", field=name[:80])
     return config
 

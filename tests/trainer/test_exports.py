@@ -11,6 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from gateway.core.adapter_files import read_adapter
 from gateway.core.catalog import BaseModel
 from gateway.core.sessions import LoraConfig
 from tests.trainer.builders import VOCAB, A, batch, forward, forward_backward, lora, tiny_base
@@ -77,7 +78,9 @@ def test_an_adapter_directory_has_the_names_and_dtype_engines_expect(model_dir: 
 
     backend.write_adapter(A, tmp_path)
 
+    layout = read_adapter(tmp_path)
     tensors = load_file(tmp_path / "adapter_model.safetensors")
+    assert (layout.rank, layout.dtype, len(layout.modules)) == (4, "BF16", 2 * 7 + 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight" in tensors
     assert "base_model.model.lm_head.lora_B.weight" in tensors
