@@ -28,7 +28,7 @@ RACES ?= 300
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer bench-store bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks recovery check lint format typecheck lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-store bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks recovery check lint format typecheck proto lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ format: setup ## Format the code and fix what ruff can fix
 typecheck: setup ## Strict types in gateway, trainer and billing
 	@$(BIN)/basedpyright
 	@cd clients/python && $(CURDIR)/$(BIN)/basedpyright
+
+proto: ## Write the Tinker dialect's protobuf module anew (needs protoc 3.21)
+	@protoc --python_out=. --pyi_out=. gateway/wire/tinker/wire.proto
 
 lock: ## Resolve the pinned lock anew from pyproject.toml and requirements/
 	@$(PYTHON) tools/lock.py

@@ -38,6 +38,8 @@ from gateway.wire.idempotency import FirstAnswers
 from gateway.wire.native import errors as native_errors
 from gateway.wire.native.app import create_native_app
 from gateway.wire.openai.app import create_openai_app
+from gateway.wire.sampling_jobs import SamplingJobs
+from gateway.wire.tinker.app import create_tinker_app
 
 
 class AppState(State):
@@ -90,6 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.router.routes.extend([*health.ROUTES, *metrics.ROUTES])
     app.mount("/training/v1", create_native_app())
     app.mount("/v1", create_openai_app())
+    app.mount("/tinker", create_tinker_app())
     app.add_middleware(RequestEdge)
     return app
 
@@ -135,6 +138,10 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
     score_futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.scores))
     biller = Biller(database, engines, sheet, clock, owner)
     await opened.enter_async_context(_books(database, biller))
+    sample_futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.samples))
+    jobs = await opened.enter_async_context(
+        SamplingJobs(database, sample_futures, clock, owner, limit=settings.max_running_samples)
+    )
     await opened.enter_async_context(Publisher(database, engines, database.wakeups, clock, owner))
     sweeper = Sweeper(
         database,
@@ -160,6 +167,8 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
         clock=clock,
         keyring=keyring,
         first_answers=FirstAnswers(),
+        sampling_jobs=jobs,
+        artifacts=artifacts,
         max_body_bytes=settings.max_body_bytes,
         undelete_s=settings.undelete_s,
         metrics=collected,

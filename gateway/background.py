@@ -13,6 +13,7 @@ from gateway.core.clock import Clock
 from gateway.core.ports import Artifacts, Database, Engines
 
 INTERVAL_S = 1.0
+LOST_KEPT = timedelta(days=1)
 PURGED_AT_ONCE = 16
 
 
@@ -48,13 +49,15 @@ class Sweeper:
             await asyncio.sleep(INTERVAL_S)
 
     async def sweep(self) -> None:
-        """Expire what is due, fail what has waited too long for a missing seq, delete scores after their day."""
+        """Expire what is due, fail what has waited too long for a missing seq, delete scores and lost
+        samples after their day."""
         now = self._clock.now()
         async with self._database.write() as unit:
             expired = await unit.sessions.expire_due(now)
             ended = await unit.upkeep.expire_due(now)
             failed = await unit.operations.fail_gaps(older_than=now - self._gap_timeout)
             await unit.scores.forget(now)
+            await unit.samples.forget_lost(older_than=now - LOST_KEPT)
         for session_id in expired:
             self._log.info("session expired", session_id=session_id)
         for version_id in ended:

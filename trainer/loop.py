@@ -164,7 +164,7 @@ class Trainer:
             raise dispatch.Poison(work.losses)
         resident = self._residents.use(session.id)
         if resident is not None:
-            if resident.lease == work.lease and resident.applied_seq == session.applied_seq:
+            if resident.lease == work.lease and await self._up_to_date(resident, session):
                 return
             await self._drop(session.id)
         while len(self._residents) >= self._limits.max_resident:
@@ -175,6 +175,14 @@ class Trainer:
         await self._log.begin(work, rules=rules, made_with=self._backend.made_with, note=rebuilt.note)
         if (resident := self._residents.use(session.id)) is not None:
             resident.replay_s = rebuilt.replay_s
+
+    async def _up_to_date(self, resident: Resident, session: Session) -> bool:
+        """Whether what lies in memory is the session's state: between the two may only be what changes no state."""
+        if resident.applied_seq == session.applied_seq:
+            return True
+        return resident.applied_seq < session.applied_seq and not await self._log.to_replay(
+            session, resident.applied_seq
+        )
 
     async def _execute(self, work: Work) -> Done | Staged:
         session, payload = work.session, work.payload

@@ -44,6 +44,10 @@ class Keyring:
         """Return the key as its holder writes it."""
         return f"tml-{key_id}-{self.secret(key_id)}"
 
+    def signature(self, text: str) -> str:
+        """Return what shows that this gateway, or one with the same master key, wrote ``text``."""
+        return self._mac(f"link {text}").hex()
+
     @property
     def local_key_id(self) -> KeyId:
         """The id of the key made on first start; it follows from the master key, so that two starts make one key."""

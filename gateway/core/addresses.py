@@ -1,14 +1,15 @@
 """How a version is named: four spellings of one row, and its id.
 
-``group@7`` and ``group@champion`` are the native ones; ``tinker://<session>/<weights|sampler_weights>/<name>`` and a
-model-package ARN are what other clients write. Every part matches a strict pattern; none ever becomes a path.
+``group@7`` and ``group@champion`` are the native ones; ``tinker://<session>/<space>/<name>`` (a session's id, or its
+client's number for it) and a model-package ARN are what other clients write. Every part matches a strict pattern; none
+ever becomes a path.
 """
 
 import re
 from dataclasses import dataclass
 
 from gateway.core.errors import Invalid
-from gateway.core.ids import SessionId, VersionId
+from gateway.core.ids import VersionId
 from gateway.core.versions import GROUP_NAME, Version, VersionKind
 
 LATEST = "latest"
@@ -20,9 +21,14 @@ NAME_RULE = "1 to 128 of a-z, A-Z, 0-9, '_', '.' and '-', neither first nor last
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _ID = re.compile(r"ver-[a-z0-9]{1,64}")
-_TINKER = re.compile(r"tinker://([a-zA-Z0-9:-]{1,128})/(weights|sampler_weights)/([^/]{1,128})")
+_TINKER = re.compile(r"tinker://([a-zA-Z0-9:-]{1,128})/(weights|sampler_weights|external_weights)/([^/]{1,128})")
 _ARN = re.compile(r"arn:aws[a-z-]{0,16}:sagemaker:[a-z0-9-]{9,16}:[0-9]{12}:model-package/([^/]{1,63})/([0-9]{1,9})")
-_TINKER_KINDS = {"weights": VersionKind.STATE, "sampler_weights": VersionKind.ADAPTER}
+_EXTERNAL = "external."  # adapters that were saved to be taken away have a name space of their own
+_SPACES = {
+    "weights": (VersionKind.STATE, ""),
+    "external_weights": (VersionKind.ADAPTER, _EXTERNAL),
+    "sampler_weights": (VersionKind.ADAPTER, ""),
+}
 _PARTITION = "arn:aws:sagemaker:us-east-1:000000000000"  # accepted in any region and account
 
 
@@ -53,7 +59,7 @@ class Aliased:
 class Named:
     """A Tinker path: the version of that kind that a session saved under that name, or (an id) under none."""
 
-    session_id: SessionId
+    session: str
     kind: VersionKind
     name: str
 
@@ -66,8 +72,9 @@ def parse_address(text: str) -> Address | None:
     if _ID.fullmatch(text):
         return ById(VersionId(text))
     if found := _TINKER.fullmatch(text):
-        session, kind, name = found.groups()
-        return Named(SessionId(session), _TINKER_KINDS[kind], name) if NAME.fullmatch(name) else None
+        session, space, name = found.groups()
+        kind, prefix = _SPACES[space]
+        return Named(session, kind, prefix + name) if NAME.fullmatch(name) else None
     if found := _ARN.fullmatch(text):
         group, number = found.groups()
         return Numbered(group, int(number)) if GROUP_NAME.fullmatch(group) and _NUMBER.fullmatch(number) else None
@@ -79,12 +86,22 @@ def parse_address(text: str) -> Address | None:
     return Aliased(group, rest) if ALIAS.fullmatch(rest) else None
 
 
-def tinker_path(version: Version) -> str | None:
-    """Return the version's Tinker path; a merged model has none."""
-    for word, kind in _TINKER_KINDS.items():
-        if version.kind is kind:
-            return f"tinker://{version.session_id}/{word}/{version.labels.name or version.id}"
+def tinker_path(version: Version, session: str) -> str | None:
+    """Return the version's Tinker path below what its session is called; a merged model has none."""
+    name = version.labels.name or version.id
+    for space, (kind, prefix) in _SPACES.items():
+        if version.kind is kind and name.startswith(prefix):
+            return f"tinker://{session}/{space}/{name.removeprefix(prefix)}"
     return None
+
+
+def name_in(space: str, name: str, *, field: str = "name") -> str:
+    """Return what a version saved as ``name`` in a Tinker path's ``space`` is called.
+
+    Raises:
+        Invalid: not of the pattern, or like an id.
+    """
+    return _SPACES[space][1] + check_name(name, field=field)
 
 
 def arn(version: Version) -> str:

@@ -15,6 +15,7 @@ OperationId = NewType("OperationId", str)
 VersionId = NewType("VersionId", str)
 SampleId = NewType("SampleId", str)
 ScoreId = NewType("ScoreId", str)
+ClientId = NewType("ClientId", str)
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford base 32: no i, l, o, u
 
@@ -54,6 +55,10 @@ def new_score_id() -> ScoreId:
 
 def new_event_id() -> str:
     return f"evt-{_unique()}"
+
+
+def new_client_id() -> ClientId:
+    return ClientId(f"client-{_unique()}")
 
 
 def new_key_id() -> KeyId:

@@ -23,7 +23,7 @@ class Status(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     SKIPPED = "skipped"  # the session stopped or failed before it ran
-    CANCELLED = "cancelled"
+    CANCELLED = "cancelled"  # an operation that was refused when it was submitted: it holds its seq
 
 
 MOVES: dict[Status, frozenset[Status]] = {

@@ -14,7 +14,7 @@ from gateway.core.versions import Version
 MAX_SAMPLES = 256
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
-MAX_TOPK_PROMPT_LOGPROBS = 20
+MAX_TOPK_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,8 @@ class SampleRequest:
     """Draw ``num_samples`` continuations of ``prompt`` (token ids, at least one).
 
     ``prompt_logprobs`` asks for the log-probability of each prompt token at temperature 1 (position 0 has none),
-    ``topk_prompt_logprobs`` for that many most likely alternatives at each position.
+    ``topk_prompt_logprobs`` for that many most likely alternatives at each position, ``topk_logprobs`` for that many
+    of the distribution that each token was drawn from.
     """
 
     prompt: tuple[int, ...]
@@ -62,6 +63,7 @@ class SampleRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
+    topk_logprobs: int = 0
 
 
 class StopReason(StrEnum):
@@ -73,11 +75,13 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSequence:
-    """``logprobs[i]`` is log p of ``tokens[i]`` under the distribution it was drawn from (nats)."""
+    """``logprobs[i]`` is log p of ``tokens[i]`` under the distribution it was drawn from (nats); ``topk[i]`` are its
+    most likely tokens, the likeliest first, where they were asked for."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop_reason: StopReason
+    topk: tuple[Mapping[int, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +145,8 @@ def check_sample_request(request: SampleRequest, model: BaseModel) -> None:
     check_tokens(request.prompt, model, field="prompt")
     check_tokens(params.stop_token_ids, model, field="stop_token_ids")
     _between("num_samples", request.num_samples, 1, MAX_SAMPLES)
-    _between("topk_prompt_logprobs", request.topk_prompt_logprobs, 0, MAX_TOPK_PROMPT_LOGPROBS)
+    _between("topk_prompt_logprobs", request.topk_prompt_logprobs, 0, MAX_TOPK_LOGPROBS)
+    _between("topk_logprobs", request.topk_logprobs, 0, MAX_TOPK_LOGPROBS)
     wanted = 1 if params.max_tokens is None else params.max_tokens
     if wanted < 1:
         raise Invalid(f"max_tokens must be at least 1, got {wanted}", field="max_tokens")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from gateway.core.clients import Seat
 from gateway.core.errors import Conflict, Invalid
 from gateway.core.ids import KeyId, ProjectId, SessionId, VersionId
 
@@ -108,6 +109,7 @@ class Session:
     ``window_broken_by`` is the seq of a failed forward_backward since the last optim_step: the window is incomplete.
     ``rules`` are None before a trainer first ran it. ``made_with`` names what computed since the last snapshot
     (device, versions of libraries); ``replay_note`` says how the last replay differed from that, None when it did not.
+    ``seat`` is its opener's own number for it, where the opener is a client.
     """
 
     id: SessionId
@@ -135,6 +137,12 @@ class Session:
     rules: ComputeRules | None = None
     made_with: Mapping[str, str] | None = None
     replay_note: str | None = None
+    seat: Seat | None = None
+
+    @property
+    def address(self) -> str:
+        """What clients call it: ``client-...:train:n``, or its id where no client opened it."""
+        return self.id if self.seat is None else self.seat.session_address
 
     def require_running(self) -> None:
         """Raise unless the session accepts work.

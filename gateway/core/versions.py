@@ -197,7 +197,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFilter:
-    """Which versions a list shows; None does not restrict. Deleted ones are shown only when asked for."""
+    """Which versions a list shows; None does not restrict. Deleted ones are shown only when asked for.
+
+    ``named`` leaves out those that were saved without a name.
+    """
 
     group: str | None = None
     kind: VersionKind | None = None
@@ -205,6 +208,7 @@ class VersionFilter:
     session_id: SessionId | None = None
     tag: str | None = None
     deleted: bool = False
+    named: bool = False
 
 
 class Event(StrEnum):

@@ -91,7 +91,7 @@ def generation_of(request: SampleRequest, document: Mapping[str, Any], *, engine
         raise Internal("the engine answered another request than was asked", code="engine_answer_mismatch")
     prompt_logprobs, topk = _prompt_scores(request, choices[0].get("prompt_logprobs"))
     return Generation(
-        sequences=tuple(_sequence(choice) for choice in choices),
+        sequences=tuple(_sequence(choice, request.topk_logprobs) for choice in choices),
         prompt_logprobs=prompt_logprobs if request.prompt_logprobs else None,
         topk_prompt_logprobs=topk if request.topk_prompt_logprobs else None,
         counts=counts_of(document["usage"], engine=engine, samples=request.num_samples),
@@ -141,7 +141,7 @@ def _finite(logprob: float) -> float | None:
     return logprob if logprob > _NOT_FINITE else None
 
 
-def _sequence(choice: Mapping[str, Any]) -> SampledSequence:
+def _sequence(choice: Mapping[str, Any], topk: int) -> SampledSequence:
     logprobs: Sequence[float] = choice["logprobs"]["token_logprobs"]
     if len(logprobs) != len(choice["token_ids"]) or any(_finite(logprob) is None for logprob in logprobs):
         raise Internal("the engine drew a token of no finite probability", code="non_finite_logprob")
@@ -149,4 +149,15 @@ def _sequence(choice: Mapping[str, Any]) -> SampledSequence:
         stop_reason = StopReason(choice["finish_reason"])
     except ValueError:
         raise Unavailable("the engine ended a sequence early", code="engine_aborted") from None
-    return SampledSequence(tokens=tuple(choice["token_ids"]), logprobs=tuple(logprobs), stop_reason=stop_reason)
+    return SampledSequence(
+        tokens=tuple(choice["token_ids"]),
+        logprobs=tuple(logprobs),
+        stop_reason=stop_reason,
+        topk=tuple(_best(entry, topk) for entry in choice["logprobs"]["top_logprobs"]) if topk else None,
+    )
+
+
+def _best(entry: Mapping[str, float], count: int) -> Mapping[int, float]:
+    """The drawn token is always among the entries, also when it is not one of the ``count`` most likely."""
+    ranked = sorted(((-logprob, int(name.removeprefix("token_id:"))) for name, logprob in entry.items()))
+    return {token: -negated for negated, token in ranked[:count] if _finite(-negated) is not None}

@@ -87,13 +87,26 @@ def choice_of(index: int, one: Draw, drawn: Sequence[Drawn], body: Mapping[str, 
         choice["logprobs"] = {
             "tokens": names,
             "token_logprobs": logprobs,
-            "top_logprobs": [{name: logprob} for name, logprob in zip(names, logprobs, strict=True)],
+            "top_logprobs": _tops(one, tokens, names, body["logprobs"], body.get("logprob_token_ids") or ()),
             "text_offset": list(range(len(tokens))),
         }
     if body.get("prompt_logprobs") is not None:
         positions = range(1, len(one.prompt))
         choice["prompt_logprobs"] = [None, *(_alternatives(one, at, body["prompt_logprobs"]) for at in positions)]
     return choice
+
+
+def _tops(
+    one: Draw, tokens: Sequence[int], names: Sequence[str], count: int, asked: Sequence[int]
+) -> list[dict[str, float]]:
+    """For each drawn token, itself, the ``count`` most likely of its neighbours in id, and the ids ``asked`` for."""
+    tops: list[dict[str, float]] = []
+    for previous, token, name in zip([one.prompt[-1], *tokens], tokens, names, strict=False):
+        scores = {name: scripted_logprob(one.fingerprint, previous, token)}
+        for other in [*(token ^ step for step in range(1, count)), *asked]:
+            scores[f"token_id:{other}"] = scripted_logprob(one.fingerprint, previous, other)
+        tops.append(scores)
+    return tops
 
 
 def _alternatives(one: Draw, at: int, count: int) -> dict[str, dict[str, Any]]:

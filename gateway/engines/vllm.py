@@ -130,7 +130,7 @@ class Vllm:
             "stop_token_ids": list(params.stop_token_ids),
             "ignore_eos": params.ignore_eos,
             "skip_special_tokens": False,  # so that a stop string may be a special token
-            "logprobs": 0,
+            "logprobs": request.topk_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }

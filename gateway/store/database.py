@@ -16,6 +16,7 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import Unavailable
 from gateway.core.ports import Ledger, Wakeups
 from gateway.store.blobs import SqlBlobStore
+from gateway.store.clients import SqlClientStore
 from gateway.store.collection import SqlCollectionStore
 from gateway.store.failures import is_away, is_full
 from gateway.store.keys import SqlKeyStore
@@ -53,6 +54,7 @@ class SqlUnit:
         self.upkeep = SqlUpkeep(transaction)
         self.keys = SqlKeyStore(transaction)
         self.samples = SqlSampleStore(transaction)
+        self.clients = SqlClientStore(transaction)
         self.usage = SqlUsageStore(transaction)
         self.work = SqlWorkStore(transaction)
         self.scores = SqlScoreStore(transaction)

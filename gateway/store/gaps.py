@@ -11,6 +11,7 @@ from gateway.core.operations import Status
 from gateway.core.results import Failure
 from gateway.core.sessions import OrderRule
 from gateway.store.operation_rows import WINDOW_ENDING, discard_window, record_outcome
+from gateway.store.refusals import passed, refused_after
 from gateway.store.sessions import ACCEPTING, OPEN
 from gateway.store.tables import operations, sessions
 from gateway.store.transaction import Transaction
@@ -53,6 +54,7 @@ async def _fail_gaps_of(transaction: Transaction, session_id: SessionId, older_t
         .where(and_(operations.c.session_id == session_id, operations.c.status.in_(OPEN), ~operations.c.staged))
         .order_by(operations.c.seq)
     )
+    refused = await refused_after(transaction, session)
     applied_seq, broken_by = session["applied_seq"], session["window_broken_by"]
     missing_seq: int | None = None
     failed: list[OperationId] = []
@@ -69,7 +71,7 @@ async def _fail_gaps_of(transaction: Transaction, session_id: SessionId, older_t
         if row["kind"] in WINDOW_ENDING:
             broken_by = None
             await discard_window(transaction, session_id, row["seq"])
-        applied_seq = row["seq"]
+        applied_seq, broken_by = passed(refused, row["seq"], broken_by)
         failed.append(OperationId(row["id"]))
     if missing_seq is not None:
         await transaction.write(

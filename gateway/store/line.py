@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from sqlalchemy import and_, func, select
 
 from gateway.core.ids import SessionId
+from gateway.core.operations import Status
 from gateway.core.sessions import OrderRule
 from gateway.store.sessions import OPEN
 from gateway.store.tables import operations
 from gateway.store.transaction import Transaction
+
+_PRESENT = (*OPEN, Status.CANCELLED)  # a refused operation holds its seq until it is passed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A session's unfinished operations in order."""
+    """A session's operations that are not applied yet, in order."""
 
     order: OrderRule
     applied_seq: int
@@ -46,7 +49,7 @@ async def place_of(
         select(func.count().label("before")).where(
             and_(
                 operations.c.session_id == session_id,
-                operations.c.status.in_(OPEN),
+                operations.c.status.in_(_PRESENT),
                 operations.c.seq > applied_seq,
                 operations.c.seq < seq,
             )
@@ -65,7 +68,7 @@ async def line_of(transaction: Transaction, session_id: SessionId, order_rule: s
         .where(
             and_(
                 operations.c.session_id == session_id,
-                operations.c.status.in_(OPEN),
+                operations.c.status.in_(_PRESENT),
                 operations.c.seq > applied_seq,
                 operations.c.seq <= seq,
             )

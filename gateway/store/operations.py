@@ -13,9 +13,10 @@ from gateway.core.codec import decode_outcome
 from gateway.core.errors import Conflict, Invalid, NotFound, SequenceReused
 from gateway.core.ids import KeyId, OperationId, ProjectId, SessionId, new_operation_id
 from gateway.core.operations import FINAL, MAX_SEQ, Operation, Status
-from gateway.core.payloads import Payload, billed_tokens, kind_of
+from gateway.core.payloads import OperationKind, Payload, billed_tokens, kind_of
 from gateway.core.results import Outcome
 from gateway.core.sessions import Session
+from gateway.store import refusals
 from gateway.store.blobs import KEPT, SqlBlobStore
 from gateway.store.gaps import fail_gaps
 from gateway.store.keys_used import free_key
@@ -176,6 +177,9 @@ class SqlOperationStore:
             )
             final += [OperationId(row["id"]) for row in rows]
         return final
+
+    async def refuse(self, session: Session, key_id: KeyId, seq: int, kind: OperationKind) -> None:
+        await refusals.refuse(self._transaction, session.id, key_id, seq, kind)
 
     async def fail_gaps(self, *, older_than: datetime) -> Sequence[OperationId]:
         return await fail_gaps(self._transaction, older_than=older_than)

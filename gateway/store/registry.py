@@ -91,6 +91,10 @@ class SqlRegistry:
             await self._note(version.id, Event.DELETED, at, by)
         return await read_version(self._transaction, project_id, version_id)
 
+    async def replace(self, project_id: ProjectId, version_id: VersionId, *, by: KeyId, at: datetime) -> None:
+        await self.delete(project_id, version_id, force=True, by=by, at=at)
+        await self._change(version_id, name=None)
+
     async def undelete(
         self, project_id: ProjectId, version_id: VersionId, *, window: timedelta, by: KeyId, at: datetime
     ) -> Version:

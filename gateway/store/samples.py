@@ -1,13 +1,22 @@
-"""SampleStore on SQL: the first answer to an idempotency key, kept 24 hours."""
+"""SampleStore on SQL: calls that run, and the first answer to an idempotency key, kept 24 hours.
 
-from sqlalchemy import and_, delete, select
+A running call is leased by the gateway that runs it; one whose lease ran out is lost, and says so for a day.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, RowMapping, and_, delete, select, update
 
 from gateway.core.ids import ProjectId, SampleId
-from gateway.core.ports import StoredSample
+from gateway.core.ports import RunningSample, StoredSample
 from gateway.store.blobs import KEPT, SqlBlobStore
+from gateway.store.client_tables import running_samples
 from gateway.store.tables import samples
-from gateway.store.text import require_storable, storable
+from gateway.store.text import missing, require_id, require_storable, storable
 from gateway.store.transaction import Transaction
+
+_IDS_PER_QUERY = 500
 
 
 class SqlSampleStore:
@@ -29,13 +38,25 @@ class SqlSampleStore:
                 )
             )
         )
-        if row is None:
-            return None
-        return StoredSample(
-            id=SampleId(row["id"]),
-            request_digest=row["request_digest"],
-            content=await self._blobs.get(project_id, row["content_digest"]),
+        return None if row is None else await self._stored(row)
+
+    async def get(self, project_id: ProjectId, sample_id: SampleId) -> StoredSample | RunningSample:
+        require_id(sample_id, "sample")
+        row = await self._transaction.first(
+            select(samples).where(
+                and_(
+                    samples.c.id == sample_id,
+                    samples.c.project_id == project_id,
+                    samples.c.created_at > self._transaction.clock.now() - KEPT,
+                )
+            )
         )
+        if row is not None:
+            return await self._stored(row)
+        running = await self._running(running_samples.c.id == sample_id, project_id)
+        if running is None:
+            raise missing("sample", sample_id)
+        return running
 
     async def add(self, project_id: ProjectId, key: str, sample: StoredSample) -> None:
         require_storable(key, "Idempotency-Key")
@@ -58,3 +79,74 @@ class SqlSampleStore:
             "created_at": now,
         }
         await self._transaction.insert_new(samples, row)
+
+    async def begin(self, project_id: ProjectId, sample: RunningSample, *, lease_s: float) -> RunningSample:
+        require_storable(sample.key, "Idempotency-Key")
+        row = {
+            "id": sample.id,
+            "project_id": project_id,
+            "idempotency_key": sample.key,
+            "request_digest": sample.request_digest,
+            "owner": sample.owner,
+            "lease_until": self._transaction.clock.now() + timedelta(seconds=lease_s),
+        }
+        if await self._transaction.insert_new(running_samples, row):
+            return sample
+        known = await self._running(running_samples.c.idempotency_key == sample.key, project_id)
+        return sample if known is None else known
+
+    async def end(self, project_id: ProjectId, sample_id: SampleId, content: bytes) -> None:
+        running = await self._running(running_samples.c.id == sample_id, project_id)
+        if running is None:
+            return
+        await self._transaction.write(delete(running_samples).where(running_samples.c.id == sample_id))
+        stored = StoredSample(id=sample_id, request_digest=running.request_digest, content=content)
+        await self.add(project_id, running.key, stored)
+        self._transaction.announce()
+
+    async def renew(self, *, owner: str, lease_s: float) -> None:
+        now = self._transaction.clock.now()
+        await self._transaction.write(
+            update(running_samples)
+            .where(and_(running_samples.c.owner == owner, running_samples.c.lease_until > now))
+            .values(lease_until=now + timedelta(seconds=lease_s))
+        )
+
+    async def final_among(self, ids: Sequence[SampleId]) -> Sequence[SampleId]:
+        now = self._transaction.clock.now()
+        running: set[str] = set()
+        for start in range(0, len(ids), _IDS_PER_QUERY):
+            rows = await self._transaction.rows(
+                select(running_samples.c.id).where(
+                    and_(
+                        running_samples.c.id.in_(ids[start : start + _IDS_PER_QUERY]),
+                        running_samples.c.lease_until > now,
+                    )
+                )
+            )
+            running |= {row["id"] for row in rows}
+        return [id for id in ids if id not in running]
+
+    async def forget_lost(self, *, older_than: datetime) -> None:
+        await self._transaction.write(delete(running_samples).where(running_samples.c.lease_until < older_than))
+
+    async def _running(self, which: ColumnElement[bool], project_id: ProjectId) -> RunningSample | None:
+        row = await self._transaction.first(
+            select(running_samples).where(and_(which, running_samples.c.project_id == project_id))
+        )
+        if row is None:
+            return None
+        return RunningSample(
+            id=SampleId(row["id"]),
+            key=row["idempotency_key"],
+            request_digest=row["request_digest"],
+            owner=row["owner"],
+            lost=row["lease_until"] <= self._transaction.clock.now(),
+        )
+
+    async def _stored(self, row: RowMapping) -> StoredSample:
+        return StoredSample(
+            id=SampleId(row["id"]),
+            request_digest=row["request_digest"],
+            content=await self._blobs.get(ProjectId(row["project_id"]), row["content_digest"]),
+        )

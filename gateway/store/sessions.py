@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, case, exists, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, case, exists, func, or_, select, update
 
+from gateway.core.clients import Seat
 from gateway.core.errors import Conflict, Unavailable
-from gateway.core.ids import KeyId, ProjectId, SessionId, VersionId
+from gateway.core.ids import ClientId, KeyId, ProjectId, SessionId, VersionId
 from gateway.core.operations import Status
 from gateway.core.sessions import Activity, ComputeRules, OrderRule, Recovery, Session, SessionStatus, Snapshot
 from gateway.store.blobs import KEPT
@@ -58,6 +59,8 @@ class SqlSessionStore:
             "idempotency_key": idempotency_key,
             "request_digest": request_digest,
             "epoch": 0,
+            "client_id": session.seat.client_id if session.seat else None,
+            "client_number": session.seat.number if session.seat else None,
         }
         if idempotency_key is not None:
             await free_key(self._transaction, sessions, session.project_id, idempotency_key)
@@ -66,6 +69,8 @@ class SqlSessionStore:
         self._transaction.announce()
 
     async def _why_not(self, session: Session, idempotency_key: str | None) -> Conflict | Unavailable:
+        if session.seat is not None and await self.by_seat(session.project_id, session.seat):
+            return Unavailable("this session is just being opened; try again", code="request_in_progress")
         if idempotency_key is not None and await self.by_idempotency_key(session.project_id, idempotency_key):
             return Unavailable(
                 "a session is just being created with this Idempotency-Key; try again", code="request_in_progress"
@@ -108,7 +113,31 @@ class SqlSessionStore:
         )
         return None if row is None else session_of(row)
 
-    async def page(self, project_id: ProjectId, *, limit: int, after: SessionId | None) -> Sequence[Session]:
+    async def by_seat(self, project_id: ProjectId, seat: Seat) -> tuple[Session, str] | None:
+        row = await self._transaction.first(
+            _select().where(
+                and_(
+                    sessions.c.project_id == project_id,
+                    sessions.c.client_id == seat.client_id,
+                    sessions.c.client_number == seat.number,
+                )
+            )
+        )
+        return None if row is None else (session_of(row), row["request_digest"])
+
+    async def of_client(self, project_id: ProjectId, client_id: ClientId) -> Sequence[Session]:
+        query = _select().where(and_(sessions.c.project_id == project_id, sessions.c.client_id == client_id))
+        return [session_of(row) for row in await self._transaction.rows(query.order_by(sessions.c.client_number))]
+
+    async def count(self, project_id: ProjectId) -> int:
+        rows = await self._transaction.rows(
+            select(func.count().label("all")).select_from(sessions).where(sessions.c.project_id == project_id)
+        )
+        return rows[0]["all"]
+
+    async def page(
+        self, project_id: ProjectId, *, limit: int, after: SessionId | None, offset: int = 0
+    ) -> Sequence[Session]:
         query = _select().where(sessions.c.project_id == project_id)
         if after is not None:
             last = await self.get(project_id, after)
@@ -118,7 +147,7 @@ class SqlSessionStore:
                     and_(sessions.c.created_at == last.created_at, sessions.c.id < last.id),
                 )
             )
-        query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(limit)
+        query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(limit).offset(offset)
         return [session_of(row) for row in await self._transaction.rows(query)]
 
     async def touch(self, session_id: SessionId, at: datetime) -> None:
@@ -199,6 +228,9 @@ def session_of(row: RowMapping) -> Session:
         rules=None if row["compute_rules"] is None else ComputeRules(**row["compute_rules"]),
         made_with=row["made_with"],
         replay_note=row["replay_note"],
+        seat=None
+        if row["client_id"] is None
+        else Seat(client_id=ClientId(row["client_id"]), number=row["client_number"]),
     )
 
 

@@ -71,7 +71,7 @@ class SqlVersionStore:
         return await named(self._transaction, session_id, kind, name)
 
     async def page(
-        self, project_id: ProjectId, wanted: VersionFilter, *, limit: int, after: VersionId | None
+        self, project_id: ProjectId, wanted: VersionFilter, *, limit: int, after: VersionId | None, offset: int = 0
     ) -> Sequence[Version]:
         if not all(map(storable, filter(None, (wanted.group, wanted.session_id, wanted.tag)))):
             return []
@@ -84,8 +84,16 @@ class SqlVersionStore:
                     and_(versions.c.created_at == last.created_at, versions.c.id < last.id),
                 )
             )
-        query = query.order_by(versions.c.created_at.desc(), versions.c.id.desc()).limit(limit)
+        query = query.order_by(versions.c.created_at.desc(), versions.c.id.desc()).limit(limit).offset(offset)
         return [version_of(row) for row in await self._transaction.rows(query)]
+
+    async def count(self, project_id: ProjectId, wanted: VersionFilter) -> int:
+        rows = await self._transaction.rows(
+            select(func.count().label("all"))
+            .select_from(versions)
+            .where(and_(versions.c.project_id == project_id, *_conditions(wanted)))
+        )
+        return rows[0]["all"]
 
     async def groups(self, project_id: ProjectId) -> Sequence[Group]:
         """By name."""
@@ -233,6 +241,8 @@ def _conditions(wanted: VersionFilter) -> list[ColumnElement[bool]]:
         conditions.append(versions.c.session_id == wanted.session_id)
     if wanted.tag is not None:
         conditions.append(versions.c.tags.contains(f" {wanted.tag} ", autoescape=True))
+    if wanted.named:
+        conditions.append(versions.c.name.is_not(None))
     if not wanted.deleted:
         conditions.append(versions.c.deleted_at.is_(None))
     return conditions

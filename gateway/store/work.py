@@ -21,6 +21,7 @@ from gateway.core.versions import NewVersion
 from gateway.store.blobs import SqlBlobStore
 from gateway.store.leases import SqlLeaseStore, held_by, stale
 from gateway.store.operation_rows import WINDOW_ENDING, discard_window, operation_of, record_outcome
+from gateway.store.refusals import passed, refused_after
 from gateway.store.sessions import end_session, read_session, settle_stop, used
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.transaction import Transaction
@@ -240,12 +241,15 @@ class SqlWorkStore(SqlLeaseStore):
         )
 
     async def _advance(self, session: RowMapping, seq: int, at: datetime, **columns: Any) -> None:
-        """Count ``seq`` as applied; the session was used, and is stopped when it was only waiting for this."""
-        await self._transaction.write(
-            update(sessions)
-            .where(sessions.c.id == session["id"])
-            .values(applied_seq=max(session["applied_seq"], seq), **used(session["ttl_s"], at), **columns)
+        """Count ``seq`` as applied, with the refused ones after it; the session was used, and is stopped when it was
+        only waiting for this."""
+        applied_seq, broken_by = passed(
+            await refused_after(self._transaction, session),
+            max(session["applied_seq"], seq),
+            columns.pop("window_broken_by", session["window_broken_by"]),
         )
+        columns |= {"applied_seq": applied_seq, "window_broken_by": broken_by, **used(session["ttl_s"], at)}
+        await self._transaction.write(update(sessions).where(sessions.c.id == session["id"]).values(**columns))
         await settle_stop(self._transaction, SessionId(session["id"]))
         self._transaction.announce()
 

@@ -8,7 +8,7 @@ JSON parser; what is digested and stored is what was understood.
 
 import io
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 import orjson
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope
 
 from gateway.core.errors import Invalid
 
+_JSON = "application/json"
 _MAX_ZSTD_WINDOW = 2**27  # what an encoder may ask us to hold while decoding
 
 
@@ -31,11 +32,15 @@ class BodyTooLarge(Invalid):
 
 
 class StrictRequest(Request):
-    """A request whose body is read once, by ``load``, under the rules of this module."""
+    """A request whose body is read once, by ``load``, under the rules of this module.
 
-    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int) -> None:
+    A media type that a route takes beside JSON is left to the route: ``body()`` gives its bytes, decompressed.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, media_types: Collection[str]) -> None:
         super().__init__(scope, receive)
         self._max_bytes = max_bytes
+        self._media_types = media_types
 
     async def load(self) -> None:
         """Read, decompress and parse the body; ``body()`` and ``json()`` answer from then on.
@@ -47,9 +52,11 @@ class StrictRequest(Request):
         self._body = raw
         if raw:
             content_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if content_type != "application/json":
-                raise Invalid("Content-Type must be application/json", field="Content-Type")
-            self._json = parse_json(raw)
+            if content_type not in self._media_types:
+                known = " or ".join(sorted(self._media_types))
+                raise Invalid(f"Content-Type must be {known}", field="Content-Type")
+            if content_type == _JSON:
+                self._json = parse_json(raw)
 
     async def _read(self) -> bytes:
         announced = self.headers.get("content-length", "")
@@ -105,9 +112,13 @@ def _gunzip(raw: bytes, limit: int) -> bytes:
 def _unzstd(raw: bytes, limit: int) -> bytes:
     decoder = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
     try:
-        return decoder.stream_reader(io.BytesIO(raw), read_across_frames=True).read(limit + 1)
+        announced = zstandard.frame_content_size(raw)  # -1: the frame does not say
+        decoded = decoder.stream_reader(io.BytesIO(raw), read_across_frames=True).read(limit + 1)
     except zstandard.ZstdError as error:
         raise Invalid(f"the body is not valid zstd: {error}", field="Content-Encoding") from None
+    if len(decoded) < min(announced, limit + 1):
+        raise Invalid("the body is not one complete zstd frame", field="Content-Encoding")
+    return decoded
 
 
 def parse_json(raw: bytes) -> Any:

@@ -17,10 +17,11 @@ from gateway.core.errors import Invalid
 from gateway.core.futures import Futures
 from gateway.core.ids import OperationId, ScoreId
 from gateway.core.operations import Operation
-from gateway.core.ports import Database, Engines, Prices, UnitOfWork
+from gateway.core.ports import Artifacts, Database, Engines, Prices, UnitOfWork
 from gateway.core.principals import Principal, Scope
 from gateway.core.scores import Score
 from gateway.wire.idempotency import FirstAnswers
+from gateway.wire.sampling_jobs import SamplingJobs
 
 MAX_IDEMPOTENCY_KEY = 255
 MAX_TAG = 64
@@ -40,7 +41,9 @@ class State(TypedDict):
     prices: Prices
     clock: Clock
     keyring: Keyring
+    artifacts: Artifacts
     first_answers: FirstAnswers
+    sampling_jobs: SamplingJobs
     max_body_bytes: int
     undelete_s: float
 
@@ -82,6 +85,16 @@ def _undelete_s(request: Request) -> float:
 
 
 UndeleteWindow = Annotated[float, Depends(_undelete_s)]  # seconds
+
+
+def _artifacts(request: Request) -> Artifacts:
+    return request.state.artifacts
+
+
+def _sampling_jobs(request: Request) -> SamplingJobs:
+    return request.state.sampling_jobs
+
+
 DatabaseDep = Annotated[Database, Depends(_database)]
 EnginesDep = Annotated[Engines, Depends(_engines)]
 FuturesDep = Annotated[OperationFutures, Depends(_futures)]
@@ -90,6 +103,8 @@ CatalogDep = Annotated[Catalog, Depends(_catalog)]
 PricesDep = Annotated[Prices, Depends(_prices)]
 ClockDep = Annotated[Clock, Depends(_clock)]
 FirstAnswersDep = Annotated[FirstAnswers, Depends(_first_answers)]
+ArtifactsDep = Annotated[Artifacts, Depends(_artifacts)]
+SamplingJobsDep = Annotated[SamplingJobs, Depends(_sampling_jobs)]
 
 
 async def _reading(request: Request) -> AsyncIterator[UnitOfWork]:

@@ -6,11 +6,12 @@ back to base weights.
 
 from gateway.core.addresses import LATEST, Aliased, ById, Named, Numbered, parse_address
 from gateway.core.catalog import Catalog
+from gateway.core.clients import Sampler, parse_session_address
 from gateway.core.clock import Clock
 from gateway.core.errors import Conflict, GatewayError, Invalid, Kind, NotFound, Unavailable
 from gateway.core.ids import ProjectId, SessionId, VersionId
 from gateway.core.ports import CorruptArtifact, Database, Engines, UnitOfWork
-from gateway.core.results import Failure
+from gateway.core.results import Failure, SaveResult
 from gateway.core.sampling import Target
 from gateway.core.sessions import Session, SessionStatus
 from gateway.core.versions import CanaryReport, Version, VersionKind, VersionState
@@ -29,15 +30,20 @@ def answer_headers(base_model: str, version: str | None, fingerprint: str) -> di
 
 
 async def find_session(unit: UnitOfWork, project_id: ProjectId, reference: str) -> Session:
-    """Return the project's session with this id or name.
+    """Return the project's session with this id, name, or client's number (``client-...:train:n``).
 
     Raises:
         NotFound: ``unknown_session``.
     """
+    seat = parse_session_address(reference)
     try:
-        if reference.startswith(SESSION_PREFIX):
-            return await unit.sessions.get(project_id, SessionId(reference))
-        session = await unit.sessions.by_name(project_id, reference)
+        if seat is not None:
+            seated = await unit.sessions.by_seat(project_id, seat)
+            session = None if seated is None else seated[0]
+        elif reference.startswith(SESSION_PREFIX):
+            session = await unit.sessions.get(project_id, SessionId(reference))
+        else:
+            session = await unit.sessions.by_name(project_id, reference)
     except NotFound:
         session = None
     if session is None:
@@ -81,7 +87,7 @@ async def find_version(
 
 async def _named(unit: UnitOfWork, project_id: ProjectId, address: Named) -> Version:
     """Raises NotFound."""
-    session = await unit.sessions.get(project_id, address.session_id)
+    session = await find_session(unit, project_id, address.session)
     version = await unit.versions.by_name(session.id, address.kind, address.name)
     if version is None:
         version = await unit.versions.get(project_id, VersionId(address.name))
@@ -189,3 +195,29 @@ async def session_target(
             field=field,
         )
     return target
+
+
+async def sampler_target(
+    database: Database, engines: Engines, catalog: Catalog, clock: Clock, sampler: Sampler
+) -> Target:
+    """Return what answers for ``sampler`` now.
+
+    Raises:
+        Conflict: ``save_not_completed``, ``no_published_version``, and as ``find_target``.
+        NotFound, Unavailable: as ``find_target``.
+    """
+    reference = sampler.version_id
+    async with database.read() as unit:
+        if sampler.operation_id is not None:
+            outcome = (await unit.operations.get(sampler.project_id, sampler.operation_id)).outcome
+            if not isinstance(outcome, SaveResult):
+                raise Conflict("the save that makes this sampler has not completed", code="save_not_completed")
+            reference = outcome.version_id
+        if sampler.session_id is not None:
+            latest = (await unit.sessions.get(sampler.project_id, sampler.session_id)).latest_version_id
+            reference = latest or reference
+    if reference is None:
+        return Target(base=catalog.get(sampler.base_model), version=None)
+    return await find_target(
+        database, engines, catalog, clock, sampler.project_id, reference, field="sampling_session_id"
+    )

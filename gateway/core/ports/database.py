@@ -3,6 +3,7 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from gateway.core.ports.clients import ClientStore
 from gateway.core.ports.collection import CollectionStore
 from gateway.core.ports.content import BlobStore
 from gateway.core.ports.ledger import Ledger
@@ -38,6 +39,8 @@ class UnitOfWork(Protocol):
     def keys(self) -> KeyStore: ...
     @property
     def samples(self) -> SampleStore: ...
+    @property
+    def clients(self) -> ClientStore: ...
     @property
     def usage(self) -> UsageStore: ...
     @property

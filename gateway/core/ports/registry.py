@@ -34,10 +34,12 @@ class VersionStore(Protocol):
     async def by_name(self, session_id: SessionId, kind: VersionKind, name: str) -> Version | None: ...
 
     async def page(
-        self, project_id: ProjectId, wanted: VersionFilter, *, limit: int, after: VersionId | None
+        self, project_id: ProjectId, wanted: VersionFilter, *, limit: int, after: VersionId | None, offset: int = 0
     ) -> Sequence[Version]:
-        """Newest first."""
+        """Newest first, after the version ``after`` or after so many."""
         ...
+
+    async def count(self, project_id: ProjectId, wanted: VersionFilter) -> int: ...
 
     async def groups(self, project_id: ProjectId) -> Sequence[Group]: ...
 
@@ -85,6 +87,10 @@ class Registry(Protocol):
             Conflict: ``version_aliased``; ``version_in_use`` by an operation; and, unless ``force``, ``version_in_use``
                 as the latest of a live session, or ``only_copy``: nothing else is left of its ended session.
         """
+        ...
+
+    async def replace(self, project_id: ProjectId, version_id: VersionId, *, by: KeyId, at: datetime) -> None:
+        """Delete the version and take its name away, so that another save may have it."""
         ...
 
     async def undelete(

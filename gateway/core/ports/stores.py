@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gateway.core.ids import KeyId, OperationId, ProjectId, SampleId, SessionId
+from gateway.core.clients import Seat
+from gateway.core.ids import ClientId, KeyId, OperationId, ProjectId, SampleId, SessionId
 from gateway.core.operations import Operation
-from gateway.core.payloads import Payload
+from gateway.core.payloads import OperationKind, Payload
 from gateway.core.principals import Key
 from gateway.core.sessions import Session
 from gateway.core.usage import UsageFact
@@ -30,8 +31,20 @@ class SessionStore(Protocol):
         """Return the newest session of that name, live ones first."""
         ...
 
-    async def page(self, project_id: ProjectId, *, limit: int, after: SessionId | None) -> Sequence[Session]:
-        """Newest first; ``after`` is the last id of the previous page."""
+    async def by_seat(self, project_id: ProjectId, seat: Seat) -> tuple[Session, str] | None:
+        """Return the session that sits there and the digest of the request that opened it."""
+        ...
+
+    async def of_client(self, project_id: ProjectId, client_id: ClientId) -> Sequence[Session]:
+        """By number."""
+        ...
+
+    async def count(self, project_id: ProjectId) -> int: ...
+
+    async def page(
+        self, project_id: ProjectId, *, limit: int, after: SessionId | None, offset: int = 0
+    ) -> Sequence[Session]:
+        """Newest first; ``after`` is the last id of the previous page, ``offset`` leaves out so many."""
         ...
 
     async def touch(self, session_id: SessionId, at: datetime) -> None:
@@ -81,6 +94,11 @@ class OperationStore(Protocol):
         """Return those of ``ids`` that are final. One query for all waiters."""
         ...
 
+    async def refuse(self, session: Session, key_id: KeyId, seq: int, kind: OperationKind) -> None:
+        """Record that ``seq`` was refused: it is consumed and blocks nobody. A refused forward_backward leaves the
+        gradient window incomplete."""
+        ...
+
     async def fail_gaps(self, *, older_than: datetime) -> Sequence[OperationId]:
         """Fail operations that have waited for a missing seq since before ``older_than``, naming that seq."""
         ...
@@ -114,13 +132,56 @@ class StoredSample:
     request_digest: str
     content: bytes
 
+    @property
+    def final(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningSample:
+    """A sampling call under an idempotency key that ``owner`` runs; ``lost`` once its owner is gone."""
+
+    id: SampleId
+    key: str
+    request_digest: str
+    owner: str
+    lost: bool = False
+
+    @property
+    def final(self) -> bool:
+        return self.lost
+
 
 class SampleStore(Protocol):
-    """Answers to sampling calls that carried an idempotency key, kept 24 h."""
+    """Sampling calls that carried an idempotency key: those that run, and their answers, kept 24 h."""
 
     async def by_idempotency_key(self, project_id: ProjectId, key: str) -> StoredSample | None: ...
 
     async def add(self, project_id: ProjectId, key: str, sample: StoredSample) -> None: ...
+
+    async def get(self, project_id: ProjectId, sample_id: SampleId) -> StoredSample | RunningSample:
+        """Raises NotFound: there is none, or it was answered more than 24 h ago."""
+        ...
+
+    async def begin(self, project_id: ProjectId, sample: RunningSample, *, lease_s: float) -> RunningSample:
+        """Record a call that is about to run under its idempotency key; return the one that runs there already."""
+        ...
+
+    async def end(self, project_id: ProjectId, sample_id: SampleId, content: bytes) -> None:
+        """Store the answer of a running call; what is not running (any more) is left as it is."""
+        ...
+
+    async def renew(self, *, owner: str, lease_s: float) -> None:
+        """Say that the calls of ``owner`` are still running."""
+        ...
+
+    async def final_among(self, ids: Sequence[SampleId]) -> Sequence[SampleId]:
+        """Return those of ``ids`` that are answered or lost."""
+        ...
+
+    async def forget_lost(self, *, older_than: datetime) -> None:
+        """Delete calls that were lost before ``older_than``."""
+        ...
 
 
 class UsageStore(Protocol):

@@ -1,15 +1,14 @@
 """Open, inspect and stop training sessions."""
 
-import secrets
-from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
-from gateway.core.catalog import BaseModel, Catalog
+from gateway.core.catalog import Catalog
 from gateway.core.errors import Invalid
-from gateway.core.ids import SessionId, new_session_id
-from gateway.core.sessions import Activity, LoraConfig, OrderRule, Session, SessionStatus
+from gateway.core.ids import SessionId
+from gateway.core.opening import drawn_seed, new_session
+from gateway.core.sessions import LoraConfig, OrderRule, Session
 from gateway.core.versions import check_group_name
 from gateway.wire.deps import (
     Caller,
@@ -59,30 +58,17 @@ async def create_session(
                 raise reused()
             return await session_read(unit, session)
     model = catalog.get(body.base_model)
-    session_id = new_session_id()
-    now = clock.now()
-    session = Session(
-        id=session_id,
+    session = new_session(
         project_id=principal.project_id,
         key_id=principal.key_id,
-        name=_checked_name(body.name, catalog),
-        base_model=model.name,
-        lora=_lora(body.lora, model),
-        group=session_id if body.model_package_group is None else check_group_name(body.model_package_group),
+        model=model,
+        lora=_lora(body.lora),
         order=OrderRule.STRICT,
-        status=SessionStatus.RUNNING,
-        activity=Activity.IDLE,
-        created_at=now,
-        last_used_at=now,
+        at=clock.now(),
+        name=_checked_name(body.name, catalog),
+        group=None if body.model_package_group is None else check_group_name(body.model_package_group),
         ttl_s=body.ttl_seconds,
-        expires_at=None if body.ttl_seconds is None else now + timedelta(seconds=body.ttl_seconds),
         user_metadata=body.user_metadata,
-        applied_seq=0,
-        optimizer_step=0,
-        window_broken_by=None,
-        snapshot=None,
-        latest_version_id=None,
-        failure=None,
     )
     await unit.sessions.add(session, idempotency_key=idempotency_key, request_digest=asked)
     return await session_read(unit, session)
@@ -95,21 +81,14 @@ def _checked_name(name: str | None, catalog: Catalog) -> str | None:
     return name
 
 
-def _lora(lora: LoraCreate, model: BaseModel) -> LoraConfig:
-    if lora.rank > model.max_lora_rank:
-        raise Invalid(
-            f"rank must be at most {model.max_lora_rank} on {model.name}, got {lora.rank}",
-            code="rank_too_large",
-            field="lora.rank",
-            details={"limit": model.max_lora_rank, "got": lora.rank},
-        )
+def _lora(lora: LoraCreate) -> LoraConfig:
     return LoraConfig(
         rank=lora.rank,
         alpha=lora.alpha,
         train_attn=lora.train_attn,
         train_mlp=lora.train_mlp,
         train_unembed=lora.train_unembed,
-        seed=secrets.randbits(48) if lora.seed is None else lora.seed,
+        seed=drawn_seed() if lora.seed is None else lora.seed,
         use_rslora=lora.use_rslora,
     )
 

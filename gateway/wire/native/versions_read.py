@@ -40,7 +40,7 @@ def _read(version: Version, aliases: Sequence[str], checks: Sequence[Check]) -> 
         fingerprint=version.fingerprint,
         size_bytes=version.size_bytes,
         arn=arn(version),
-        tinker_path=tinker_path(version),
+        tinker_path=tinker_path(version, version.session_id),
         aliases=list(aliases),
         name=labels.name,
         description=labels.description,

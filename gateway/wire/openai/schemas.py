@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from gateway.core.sampling import MAX_STOP_LENGTH, MAX_STOPS, MAX_TOPK_PROMPT_LOGPROBS
+from gateway.core.sampling import MAX_STOP_LENGTH, MAX_STOPS, MAX_TOPK_LOGPROBS
 
 MAX_N = 128
 MAX_PROMPTS = 64
@@ -76,7 +76,7 @@ class SamplingCreate(Create):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Biases = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOPK_PROMPT_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOPK_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

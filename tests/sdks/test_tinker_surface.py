@@ -1,0 +1,104 @@
+"""The page for Tinker users tells of every method of the installed SDK, and what it tells is tested."""
+
+import re
+from pathlib import Path
+
+from tests.sdks.tinker_surface import NotApplicable, Refused, Verdict, Works, methods, table
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "clients" / "tinker.md"
+
+CONSOLE = NotApplicable("a text that the SDK builds, of a console that is not this server's")
+NO_ANSWER = "test_what_has_no_answer_here_is_refused_for_good"
+NO_COPY = Refused(
+    "a checkpoint stays with its model; any session of the project loads it by its path",
+    NO_ANSWER,
+)
+NO_AUDIT = Refused("what happened to a version is in its group's history", NO_ANSWER)
+STEP = Works("test_a_step_is_pipelined_and_its_outputs_are_in_order")
+STATE = Works("test_a_state_is_loaded_into_the_same_and_into_a_new_model")
+UPKEEP = Works("test_a_checkpoint_is_flagged_extended_and_deleted")
+LISTED = Works("test_checkpoints_are_listed_by_kind_and_unnamed_ones_are_not")
+RUN = Works("test_a_run_is_listed_with_its_newest_checkpoints")
+USAGE = Works("test_usage_is_what_the_ledger_says")
+SAMPLER = Works("test_a_saved_sampler_samples_and_scores")
+OPENED = Works("test_a_session_lists_what_it_opened")
+
+VERDICTS: dict[str, Verdict] = {
+    "ServiceClient.close": Works("test_a_finished_program_is_told_to_stop"),
+    "ServiceClient.copy_weights": NO_COPY,
+    "ServiceClient.create_custom_loss": Works("test_a_traced_loss_is_evaluated_on_the_client"),
+    "ServiceClient.create_lora_training_client": Works("test_a_model_is_described_as_it_was_asked_for"),
+    "ServiceClient.create_rest_client": RUN,
+    "ServiceClient.create_sampling_client": Works("test_a_named_checkpoint_is_sampled_by_its_path"),
+    "ServiceClient.create_training_client_from_state": STATE,
+    "ServiceClient.create_training_client_from_state_with_optimizer": STATE,
+    "ServiceClient.get_console_url": NotApplicable(
+        "a text that the SDK builds, of a console that is not this server's"
+    ),
+    "ServiceClient.get_server_capabilities": Works("test_the_catalogue_is_what_the_server_can_do"),
+    "TrainingClient.create_sampling_client": Works("test_a_named_checkpoint_is_sampled_by_its_path"),
+    "TrainingClient.forward": STEP,
+    "TrainingClient.forward_backward": STEP,
+    "TrainingClient.forward_backward_custom": Works("test_a_custom_loss_steps_on_its_own_gradient"),
+    "TrainingClient.get_console_url": NotApplicable(
+        "a text that the SDK builds, of a console that is not this server's"
+    ),
+    "TrainingClient.get_info": Works("test_a_model_is_described_as_it_was_asked_for"),
+    "TrainingClient.get_tokenizer": Works("test_the_default_adapter_trains_samples_and_agrees_with_its_sampler"),
+    "TrainingClient.load_state": STATE,
+    "TrainingClient.load_state_with_optimizer": STATE,
+    "TrainingClient.optim_step": STEP,
+    "TrainingClient.save_state": STATE,
+    "TrainingClient.save_weights_and_get_sampling_client": SAMPLER,
+    "TrainingClient.save_weights_external": LISTED,
+    "TrainingClient.save_weights_for_sampler": Works("test_a_named_checkpoint_is_sampled_by_its_path"),
+    "SamplingClient.compute_logprobs": SAMPLER,
+    "SamplingClient.create": SAMPLER,
+    "SamplingClient.from_sampler_handle": Works("test_a_copy_of_a_sampler_has_a_number_of_its_own"),
+    "SamplingClient.get_base_model": Works("test_a_base_model_is_sampled_without_training"),
+    "SamplingClient.get_sampler_handle": Works("test_a_copy_of_a_sampler_has_a_number_of_its_own"),
+    "SamplingClient.get_tokenizer": Works("test_the_default_adapter_trains_samples_and_agrees_with_its_sampler"),
+    "SamplingClient.on_queue_state_change": NotApplicable("the SDK's own log"),
+    "SamplingClient.sample": SAMPLER,
+    "RestClient.assign_session_project": Refused("a session stays in the project of its key", NO_ANSWER),
+    "RestClient.copy_weights": NO_COPY,
+    "RestClient.delete_checkpoint": UPKEEP,
+    "RestClient.delete_checkpoint_from_tinker_path": UPKEEP,
+    "RestClient.export_session_trace": Refused("this server keeps no traces", NO_ANSWER),
+    "RestClient.get_audit_log": NO_AUDIT,
+    "RestClient.get_billing_usage": USAGE,
+    "RestClient.get_current_checkpoint_storage_usage": Works("test_stored_bytes_are_counted"),
+    "RestClient.get_external_weights_urls": Works("test_an_external_adapter_is_fetched_by_its_links_alone"),
+    "RestClient.get_sampler": OPENED,
+    "RestClient.get_server_capabilities": Works("test_the_catalogue_is_what_the_server_can_do"),
+    "RestClient.get_session": OPENED,
+    "RestClient.get_training_run": RUN,
+    "RestClient.get_training_run_by_tinker_path": RUN,
+    "RestClient.get_weights_info_by_tinker_path": Works("test_a_checkpoint_says_what_it_was_trained_on"),
+    "RestClient.list_checkpoints": LISTED,
+    "RestClient.list_sessions": OPENED,
+    "RestClient.list_training_runs": RUN,
+    "RestClient.list_user_checkpoints": LISTED,
+    "RestClient.publish_checkpoint_from_tinker_path": Works("test_a_checkpoint_is_flagged_extended_and_deleted"),
+    "RestClient.search_sessions": Refused("list sessions instead", NO_ANSWER),
+    "RestClient.set_checkpoint_ttl_from_tinker_path": UPKEEP,
+    "RestClient.unpublish_checkpoint_from_tinker_path": UPKEEP,
+    "RestClient.whoami": NotApplicable("answers from a token that Loopline does not use"),
+    "AdminClient.get_audit_log": NO_AUDIT,
+    "AdminClient.get_billing_usage": USAGE,
+    "AdminClient.get_current_checkpoint_storage_usage": Works("test_stored_bytes_are_counted"),
+}
+
+
+def test_every_method_has_a_verdict_and_its_test_exists() -> None:
+    assert set(VERDICTS) == set(methods())
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_tinker*.py"))
+    tests = set(re.findall(r"^def (test_\w+)\(", sources, re.MULTILINE))
+    named = {verdict.test for verdict in VERDICTS.values() if not isinstance(verdict, NotApplicable)}
+    assert named - tests == set()
+
+
+def test_the_page_tells_the_verdicts() -> None:
+    text = PAGE.read_text().split("<!-- methods -->")[1].split("<!-- /methods -->")[0]
+    assert text.strip() == table(VERDICTS)
