@@ -80,22 +80,9 @@ def main() -> int:
         sampler = service.create_sampling_client(base_model=args.base_model)  # what a fresh adapter computes, too
         before = accuracy(sampler)
         console.print(f"Held out: {len(test)} questions, {before:.0%} right before training.\n")
-        longest = max(len(prompt(*problem)) for problem in train)
-        answers = PROBLEMS_PER_STEP * ANSWERS_PER_PROBLEM
-        estimate = training.estimate(
-            steps=args.steps,
-            batch_size=answers,
-            datum_tokens=longest + MAX_TOKENS - 1,
-            prompts=PROBLEMS_PER_STEP,
-            prompt_tokens=longest,
-            samples=ANSWERS_PER_PROBLEM,
-            sample_tokens=MAX_TOKENS,
-        )
-        console.print(f"Training costs at most ${estimate.cost_nanos / 1e9:.5f} ({args.steps} steps).\n")
         console.print("[bold]step   reward                      KL   tokens      cost  seconds[/]")
 
         curve: list[float] = []
-        spent = 0
         for step in range(1, args.steps + 1):
             started = time.monotonic()
             problems_P = rng.sample(train, PROBLEMS_PER_STEP)
@@ -121,14 +108,12 @@ def main() -> int:
             calls = [*responses_P, backward.result()]
             kl = backward.result().metrics["kl_sample_train_v2:mean"]  # half the mean squared logprob difference
             tokens = sum(sum(call.usage.values()) for call in calls)
-            cost = sum(call.cost_nanos for call in calls)
-            spent += cost
+            dollars = sum(call.cost_nanos for call in calls) / 1e9
             curve.append(fmean(fmean(rewards_G) for rewards_G in rewards_P_G))
             bar, seconds = "█" * round(16 * curve[-1]), time.monotonic() - started
-            row = f"{kl:9.1e}  {tokens:7,}  ${cost / 1e9:.5f}  {seconds:7.1f}"
+            row = f"{kl:9.1e}  {tokens:7,}  ${dollars:.5f}  {seconds:7.1f}"
             console.print(f"{step:4}   {curve[-1]:.2f} [green]{bar:16}[/] {row}")
 
-        console.print(f"\nTraining cost ${spent / 1e9:.5f}; estimated at most ${estimate.cost_nanos / 1e9:.5f}.")
         after = accuracy(sampler)
         rise = after - before
         console.print(f"\nHeld out: {before:.0%} right before, [bold]{after:.0%}[/] after ({rise:+.2f}).")

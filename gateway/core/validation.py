@@ -20,6 +20,7 @@ from gateway.core.payloads import Forward, ForwardBackward, LossFn, OptimStep
 from gateway.core.tensors import Datum, DType, TensorData
 
 MAX_DATUMS = 1024
+MAX_HYPER_PARAMETER = 1e6  # learning rates and the like far above it take float32 weights out of range in one step
 
 
 def check_forward(payload: Forward | ForwardBackward, model: BaseModel) -> None:
@@ -46,15 +47,15 @@ def check_optim_step(step: OptimStep) -> None:
     Raises:
         Invalid: names the parameter and its range.
     """
-    _in_range("learning_rate", step.learning_rate, 0.0, math.inf)
+    _in_range("learning_rate", step.learning_rate, 0.0, MAX_HYPER_PARAMETER)
     _in_range("beta1", step.beta1, 0.0, 1.0)
     _in_range("beta2", step.beta2, 0.0, 1.0)
     _in_range("eps", step.eps, 0.0, math.inf)
-    _in_range("weight_decay", step.weight_decay, 0.0, math.inf)
+    _in_range("weight_decay", step.weight_decay, 0.0, MAX_HYPER_PARAMETER)
     _in_range("grad_clip_norm", step.grad_clip_norm, 0.0, math.inf)
-    if not (math.isfinite(step.lora_plus_lr_ratio) and step.lora_plus_lr_ratio > 0):
+    if not 0 < step.lora_plus_lr_ratio < MAX_HYPER_PARAMETER:
         raise Invalid(
-            f"lora_plus_lr_ratio must be a finite number above 0, got {step.lora_plus_lr_ratio}",
+            f"lora_plus_lr_ratio must be above 0 and below {MAX_HYPER_PARAMETER:g}, got {step.lora_plus_lr_ratio}",
             field="lora_plus_lr_ratio",
         )
 

@@ -2,8 +2,7 @@
 
 Refused with a 4xx before anything else looks at a body: more than the allowed bytes (before or after decompression),
 an unknown encoding, NaN and Infinity, numbers beyond a double (``1e999``), invalid UTF-8, lone surrogates, NUL in a
-string, nesting deeper than 1024. Of a key that stands twice in one object the last value counts, as in every common
-JSON parser; what is digested and stored is what was understood.
+string, nesting deeper than 1024.
 """
 
 import io

@@ -81,9 +81,8 @@ class Callers:
 
     def end(self) -> None:
         for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
+            with process:  # closes its pipes, which ends it, and waits
+                pass
 
 
 def races(place: Place, gateways: list[Killable], count: int, seed: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 from gateway.core import errors, ids
 from gateway.core.canary import CanaryMismatch
 from gateway.core.errors import GatewayError, Invalid, Kind, SequenceReused
+from gateway.core.ledger import OutOfBudget
 
 MAKERS = {
     "proj-": ids.new_project_id,
@@ -50,7 +51,7 @@ def every_error() -> list[GatewayError]:
     classes = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GatewayError)]
     made = [
         kind("what", code="c", field="data[3].x", details={"limit": 5, "ratio": 0.5, "name": "n"})
-        for kind in [*classes, CanaryMismatch]
+        for kind in [*classes, CanaryMismatch, OutOfBudget]
         if kind is not SequenceReused
     ]
     return [*made, SequenceReused("sess-1", 7)]

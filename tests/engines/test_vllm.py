@@ -16,7 +16,8 @@ from billing.engines import parse_counters
 from gateway.core.canary import CanaryMismatch
 from gateway.core.catalog import BaseModel, Catalog
 from gateway.core.counts import StreamCounts
-from gateway.core.errors import Invalid, Unavailable
+from gateway.core.errors import GatewayError, Invalid, Unavailable
+from gateway.core.ports import CorruptArtifact
 from gateway.core.sampling import SampleRequest, SamplingParams, StopReason, Target, TokenCounts
 from gateway.core.versions import Version
 from gateway.engines.answers import EngineLost
@@ -220,13 +221,28 @@ def without_one_b(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Ten
     return {key: tensor for key, tensor in tensors.items() if key != dropped}
 
 
-@pytest.mark.parametrize("spoil", [renamed, swapped_layers, with_nan, scaled, without_one_b], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("spoil", "refusal"),
+    [
+        (renamed, CanaryMismatch),
+        (swapped_layers, CanaryMismatch),
+        (scaled, CanaryMismatch),
+        (with_nan, CorruptArtifact),  # found by reading, before the engine sees it
+        (without_one_b, CorruptArtifact),
+    ],
+    ids=lambda it: it.__name__,
+)
 async def test_an_adapter_that_is_not_what_was_trained_is_rejected_and_unloaded(
-    pool: EnginePool, base: BaseModel, reference: Reference, client: Vllm, spoil: object
+    pool: EnginePool,
+    base: BaseModel,
+    reference: Reference,
+    client: Vllm,
+    spoil: object,
+    refusal: type[GatewayError],
 ) -> None:
     version = reference.adapter(7, spoil=spoil)  # pyright: ignore[reportArgumentType]
 
-    with pytest.raises(CanaryMismatch):
+    with pytest.raises(refusal):
         await pool.publish(version)
 
     assert version.id not in await client.models()

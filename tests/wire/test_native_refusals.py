@@ -670,15 +670,3 @@ def test_bodies_are_bounded_before_and_after_decompression(scripted_engine: Any,
             response = client.post(path, content=packed, headers={**headers, "Content-Encoding": encoding})
             refused(response, 413, "body_too_large")
         assert client.get(f"/sessions/{session}").json()["status"] == "running"
-
-
-def test_of_a_key_that_stands_twice_the_last_value_counts(gateway: Gateway) -> None:
-    content = b'{"seq": 1, "seq": 2, "adam_params": {"learning_rate": 1, "learning_rate": 0.5}}'
-    with gateway.client() as client:
-        session = new_session(client)
-        posted = client.post(
-            f"/sessions/{session}/optim_step", content=content, headers={"Content-Type": "application/json"}
-        )
-
-    assert posted.status_code == 202, posted.text
-    assert posted.json()["seq"] == 2

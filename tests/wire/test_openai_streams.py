@@ -163,60 +163,6 @@ def test_many_streams_that_are_cut_are_billed_once_each(
         assert client.get(f"/sessions/{session}").json()["status"] == "running"
 
 
-@pytest.mark.parametrize("dialect", ["native", "openai"])
-def test_an_engine_computes_nothing_more_for_a_client_that_left_without_its_answer(
-    slow: tuple[Gateway, EngineProcess], dialect: str
-) -> None:
-    gateway, engine = slow
-    with gateway.client() as client, gateway.openai_client() as chat:
-        session = trained_session(client)
-        body = {**long_stream(gateway, client, session), "stream": False, "stream_options": None}
-        sampling = {"prompt": list(body["prompt"].encode()), "max_tokens": body["max_tokens"], "seed": body["seed"]}
-        caller, path, asked = (chat, "/completions", body)
-        if dialect == "native":
-            caller, path, asked = (client, f"/sessions/{session}/sample", sampling)
-        before = engine_tokens(engine)
-        with pytest.raises(httpx.ReadTimeout):
-            caller.post(path, json=asked, timeout=8 * TOKEN_S)
-        stopped = settled_tokens(engine)
-
-        assert stopped != before  # it had begun
-        assert "sample" not in usage_of(client, session)
-        assert client.get(f"/sessions/{session}").json()["status"] == "running"
-
-
-def test_a_call_with_a_key_runs_to_its_end_for_the_client_that_comes_back(
-    slow: tuple[Gateway, EngineProcess],
-) -> None:
-    gateway, _ = slow
-    with gateway.client() as client:
-        session = trained_session(client)
-        call = {
-            "url": f"/sessions/{session}/sample",
-            "json": {"prompt": [97], "max_tokens": 12, "seed": 3, "ignore_eos": True},
-            "headers": {"Idempotency-Key": "left-and-came-back"},
-        }
-        with pytest.raises(httpx.ReadTimeout):
-            client.post(**call, timeout=4 * TOKEN_S)
-        usage = wait_for_usage(client, session, "sample")
-        again = client.post(**call)
-
-        assert again.status_code == 200, again.text
-        assert again.json()["usage"]["sample"] == usage["sample"] == 12
-        assert usage_of(client, session) == usage
-
-
-def settled_tokens(engine: EngineProcess) -> str:
-    """Return the engine's counter once it stands still for six tokens' time, long before the sequence would end."""
-    deadline = time.monotonic() + 10
-    while True:
-        seen = engine_tokens(engine)
-        time.sleep(6 * TOKEN_S)
-        if engine_tokens(engine) == seen:
-            return seen
-        assert time.monotonic() < deadline
-
-
 def engine_tokens(engine: EngineProcess) -> str:
     lines = httpx.get(f"{engine.url}/metrics").text.splitlines()
     return next(line for line in lines if line.startswith("vllm:generation_tokens_total"))

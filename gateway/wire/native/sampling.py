@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
 from gateway.core.catalog import Catalog
@@ -19,7 +19,6 @@ from gateway.core.ports import Database, Engines, Prices, StoredSample
 from gateway.core.principals import Principal
 from gateway.core.sampling import Generation, SampleRequest, SamplingParams, Target, check_sample_request
 from gateway.core.sessions import Session
-from gateway.wire.departures import unless_gone
 from gateway.wire.deps import (
     CatalogDep,
     ClockDep,
@@ -54,7 +53,6 @@ Render = Callable[[SampleId, Target, Generation, int], Read]
 class Sampler:
     """Answers one call: everything it needs beside the question."""
 
-    request: Request
     principal: Principal
     database: Database
     engines: Engines
@@ -114,8 +112,7 @@ class Sampler:
         check_sample_request(request, target.base)
         call = self._call(request, target, session, scoring=scoring)
         async with held(self.database, call) as notices:
-            computing = self.engines.generate(target, request)
-            generation = await unless_gone(self.request, computing, wanted_later=self.idempotency_key is not None)
+            generation = await self.engines.generate(target, request)
             if scoring:
                 generation = dataclasses.replace(generation, counts=generation.counts.without_sampled())
             return await self._record(asked, call, generation, render, notices)
@@ -159,7 +156,6 @@ class Sampler:
 
 
 def _sampler(
-    request: Request,
     principal: InferenceCaller,
     database: DatabaseDep,
     engines: EnginesDep,
@@ -171,7 +167,6 @@ def _sampler(
     tag: Tag,
 ) -> Sampler:
     return Sampler(
-        request=request,
         principal=principal,
         database=database,
         engines=engines,

@@ -3,14 +3,13 @@
 from typing import Annotated
 
 import orjson
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Response
 from pydantic import BaseModel
 
 from gateway.core.costs import cost_nanos
 from gateway.core.counts import counts_of
 from gateway.core.errors import Invalid
 from gateway.core.ports import StoredSample
-from gateway.wire.departures import unless_gone
 from gateway.wire.deps import FirstAnswersDep, IdempotencyKey
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
 from gateway.wire.metering import cost_headers, held, record
@@ -23,10 +22,7 @@ from gateway.wire.openai.translate import answer
 class Answerer:
     """Answers one request, streamed or in one piece."""
 
-    def __init__(
-        self, request: Request, admission: Admission, first_answers: FirstAnswers, idempotency_key: str | None
-    ) -> None:
-        self._request = request
+    def __init__(self, admission: Admission, first_answers: FirstAnswers, idempotency_key: str | None) -> None:
         self._admission = admission
         self._first_answers = first_answers
         self._key = idempotency_key
@@ -57,8 +53,7 @@ class Answerer:
         """Return a line with the headers, then the body: what a repeated key answers with."""
         admission, call = self._admission, admitted.call
         async with held(admission.database, call) as notices:
-            computing = admission.engines.complete(admitted.target, admitted.route, admitted.body)
-            answered = await unless_gone(self._request, computing, wanted_later=self._key is not None)
+            answered = await admission.engines.complete(admitted.target, admitted.route, admitted.body)
             counts = counts_of(answered.document["usage"], engine=answered.engine, samples=admitted.samples)
             if admitted.scoring:
                 counts = counts.without_sampled()
@@ -83,10 +78,8 @@ def _digest(asked: BaseModel) -> str:
     return request_digest(f"openai/{type(asked).__name__}", asked.model_dump_json().encode())
 
 
-def _answerer(
-    request: Request, admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey
-) -> Answerer:
-    return Answerer(request, admission, first_answers, idempotency_key)
+def _answerer(admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey) -> Answerer:
+    return Answerer(admission, first_answers, idempotency_key)
 
 
 AnswererDep = Annotated[Answerer, Depends(_answerer)]
