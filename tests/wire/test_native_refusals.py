@@ -610,13 +610,15 @@ def test_unknown_paths_and_methods_answer_in_this_dialects_shape(client: httpx.C
         ("/operations/op-0?wait=inf", "wait"),
         ("/usage?since=yesterday", "since"),
         ("/usage?since=2026-01-01T00:00:00", "since"),
-        ("/model_packages/group/0", "number"),
-        ("/model_packages/group/99999999999999999999", "number"),
-        ("/model_packages/group/one", "number"),
     ],
 )
 def test_a_bad_query_is_refused_and_says_where(client: httpx.Client, path: str, field: str) -> None:
     refused(client.get(path), 400, "invalid_request", field)
+
+
+@pytest.mark.parametrize("reference", ["0", "99999999999999999999", "one"])
+def test_neither_a_number_nor_an_alias_of_the_group_is_a_missing_version(client: httpx.Client, reference: str) -> None:
+    refused(client.get(f"/model_packages/group/{reference}"), 404, "unknown_version", "version")
 
 
 @pytest.mark.parametrize("name", ["%00", "a%0Ab", "..", "x" * 5000, "%ff", "sess-%00"])
