@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.processes import boot_id
 from gateway.supervisor import groups
 from gateway.supervisor.records import Address, AlreadyRunning, RunDir, sweep
 from tests.supervisor.children import SERVE, SERVE_WITH_WORKER, until
@@ -100,7 +101,7 @@ async def test_a_record_of_another_boot_or_a_torn_one_ends_nothing(
     await until((tmp_path / "ready").exists)
     run_dir.write_child("trainer", process.pid)
     record = tmp_path / "run" / "trainer.child.json"
-    record.write_text(record.read_text().replace(groups.boot_id(), "another-boot"))
+    record.write_text(record.read_text().replace(boot_id(), "another-boot"))
     (tmp_path / "run" / "engine.child.json").write_text('{"name": "eng')
 
     assert await sweep(run_dir, grace_s=0.0) == []
