@@ -134,12 +134,11 @@ class World:
 
     async def trained_tokens(self) -> int:
         async with self.database.read() as unit:
-            return sum(
-                fact.quantity
-                for session in await unit.sessions.page(self.project_id, limit=200, after=None)
-                for operation in await unit.operations.page(self.project_id, session.id, limit=1000, after_seq=0)
-                for fact in await unit.usage.of_source(operation.id)
-            )
+            total = 0
+            for session in await unit.sessions.page(self.project_id, limit=200, after=None):
+                for operation in await unit.operations.page(self.project_id, session.id, limit=1000, after_seq=0):
+                    total += sum(fact.quantity for fact in await unit.usage.of_source(operation.id))
+            return total
 
     def committed_locations(self) -> list[str]:
         """Everything on disk under a final name, snapshots first."""
