@@ -127,21 +127,26 @@ class Stream:
         self._counts.observe(answer.engine, answer.document)
 
     async def _record(self, *, billed: bool) -> tuple[TokenCounts | None, int]:
-        """Record what was consumed, the first time that this is called; return it with its price."""
+        """Record what was consumed, the first time that this is called; return it with its price.
+
+        Shielded: a client that leaves while the end of its stream is being stored would otherwise not be billed.
+        """
         counts = self._counts.counts()
         if self._recorded:
             return counts, 0
         self._recorded = True
         database, call = self._admission.database, self._admitted.call
         if counts is None:
-            await give_up(database, call, refused=False)
+            with anyio.CancelScope(shield=True):
+                await give_up(database, call, refused=False)
             return None, 0
         if self._admitted.scoring:
             counts = counts.without_sampled()
         now = self._admission.clock.now()
         facts = call.facts(counts if billed else counts.unbilled(), now)
-        async with database.write() as unit:
-            await record(unit, call, facts, at=now)
+        with anyio.CancelScope(shield=True):
+            async with database.write() as unit:
+                await record(unit, call, facts, at=now)
         return counts, cost_nanos(self._admission.prices, facts)
 
 
