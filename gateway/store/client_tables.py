@@ -4,7 +4,8 @@ from sqlalchemy import JSON, CheckConstraint, Column, ForeignKey, Index, Integer
 
 from gateway.core.clients import Finish
 from gateway.store.columns import UtcMicros, one_of
-from gateway.store.tables import metadata, operations, projects, sessions, versions
+from gateway.store.tables import metadata, operations, projects, sessions
+from gateway.store.version_tables import versions
 
 clients = Table(
     "clients",

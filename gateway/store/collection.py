@@ -18,8 +18,9 @@ from gateway.core.payloads import OperationKind
 from gateway.core.ports.collection import BlobName
 from gateway.store.blobs import KEPT, UNNAMED, remove_blob_file
 from gateway.store.sessions import OPEN
-from gateway.store.tables import LIVE, blobs, metadata, operations, samples, sessions, versions
+from gateway.store.tables import LIVE, blobs, metadata, operations, samples, sessions
 from gateway.store.transaction import Transaction
+from gateway.store.version_tables import versions
 
 _READ_ONCE = (OperationKind.FORWARD, OperationKind.FORWARD_BACKWARD)  # whose results are large
 

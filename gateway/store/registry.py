@@ -13,10 +13,11 @@ from gateway.core.payloads import LoadState, OperationKind
 from gateway.core.versions import Event, Labels, Version, VersionEvent, VersionState
 from gateway.store.blobs import SqlBlobStore
 from gateway.store.sessions import lock_session
-from gateway.store.tables import LIVE, aliases, operations, version_events, versions
+from gateway.store.tables import LIVE, operations
 from gateway.store.text import missing, storable
 from gateway.store.transaction import Transaction
 from gateway.store.version_rows import label_columns, read_version, standing, version_of
+from gateway.store.version_tables import aliases, version_events, versions
 
 _OPEN = (Status.QUEUED, Status.RUNNING)
 

@@ -10,7 +10,6 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
-    Float,
     ForeignKey,
     Index,
     Integer,
@@ -19,15 +18,13 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    text,
 )
 
 from gateway.core.operations import Status
 from gateway.core.payloads import OperationKind
 from gateway.core.sessions import OrderRule, SessionStatus
 from gateway.core.usage import Meter
-from gateway.core.versions import Event, Occasion, VersionKind, VersionState
-from gateway.store.columns import UtcMicros, one_of
+from gateway.store.columns import UtcMicros, lora_columns, one_of, partial_index
 
 LIVE = (SessionStatus.CREATING, SessionStatus.RUNNING, SessionStatus.STOPPING)
 
@@ -40,17 +37,6 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-
-
-def _lora_columns() -> tuple[Column[int] | Column[float] | Column[bool], ...]:
-    return (
-        Column("lora_rank", Integer, nullable=False, comment="Rank of the A and B matrices"),
-        Column("lora_alpha", Float, nullable=False, comment="alpha / rank is the scale"),
-        Column("lora_train_attn", Boolean, nullable=False, comment="Attention projections train"),
-        Column("lora_train_mlp", Boolean, nullable=False, comment="MLP projections train"),
-        Column("lora_train_unembed", Boolean, nullable=False, comment="The unembedding trains"),
-        Column("lora_seed", BigInteger, nullable=False, comment="Seed of the initial A matrices"),
-    )
 
 
 projects = Table(
@@ -93,7 +79,7 @@ sessions = Table(
     Column("key_id", Text, nullable=False, comment="The key that opened it"),
     Column("name", Text, comment="Unique among the project's live sessions"),
     Column("base_model", Text, nullable=False, comment="Name in the catalogue"),
-    *_lora_columns(),
+    *lora_columns(),
     Column("group_name", Text, nullable=False, comment="Model package group that saves go to by default"),
     Column("order_rule", Text, nullable=False, comment="How its opener numbers operations"),
     Column("status", Text, nullable=False, comment="Where it stands in its life"),
@@ -131,39 +117,20 @@ sessions = Table(
     CheckConstraint("(lease_owner IS NULL) = (lease_until IS NULL)", name="lease"),
     CheckConstraint("(ttl_s IS NULL) = (expires_at IS NULL)", name="expiry"),
     CheckConstraint("(status = 'failed') = (failure IS NOT NULL)", name="failure"),
-    Index(
+    partial_index(
         "uq_sessions_live_name",
         "project_id",
         "name",
+        where="name IS NOT NULL AND status IN ('creating', 'running', 'stopping')",
         unique=True,
-        sqlite_where=text("name IS NOT NULL AND status IN ('creating', 'running', 'stopping')"),
-        postgresql_where=text("name IS NOT NULL AND status IN ('creating', 'running', 'stopping')"),
     ),
-    Index(
-        "uq_sessions_idempotency_key",
-        "project_id",
-        "idempotency_key",
-        unique=True,
-        sqlite_where=text("idempotency_key IS NOT NULL"),
-        postgresql_where=text("idempotency_key IS NOT NULL"),
+    partial_index(
+        "uq_sessions_idempotency_key", "project_id", "idempotency_key", where="idempotency_key IS NOT NULL", unique=True
     ),
-    Index(
-        "uq_sessions_seat",
-        "client_id",
-        "client_number",
-        unique=True,
-        sqlite_where=text("client_id IS NOT NULL"),
-        postgresql_where=text("client_id IS NOT NULL"),
-    ),
+    partial_index("uq_sessions_seat", "client_id", "client_number", where="client_id IS NOT NULL", unique=True),
     Index("ix_sessions_page", "project_id", "created_at", "id"),
     Index("ix_sessions_lease_owner", "lease_owner"),
-    Index(
-        "ix_sessions_live",
-        "base_model",
-        "served_at",
-        sqlite_where=text("status IN ('creating', 'running', 'stopping')"),
-        postgresql_where=text("status IN ('creating', 'running', 'stopping')"),
-    ),
+    partial_index("ix_sessions_live", "base_model", "served_at", where="status IN ('creating', 'running', 'stopping')"),
 )
 
 operations = Table(
@@ -198,153 +165,16 @@ operations = Table(
     UniqueConstraint("session_id", "seq"),
     Index("ix_operations_payload_digest", "project_id", "payload_digest"),
     Index("ix_operations_outcome_digest", "project_id", "outcome_digest"),
-    Index(
+    partial_index(
         "uq_operations_idempotency_key",
         "project_id",
         "idempotency_key",
+        where="idempotency_key IS NOT NULL",
         unique=True,
-        sqlite_where=text("idempotency_key IS NOT NULL"),
-        postgresql_where=text("idempotency_key IS NOT NULL"),
     ),
-    Index(
-        "uq_operations_running",
-        "session_id",
-        unique=True,
-        sqlite_where=text("status = 'running' AND NOT staged"),
-        postgresql_where=text("status = 'running' AND NOT staged"),
-    ),
-    Index(
-        "ix_operations_open",
-        "session_id",
-        "seq",
-        sqlite_where=text("status IN ('queued', 'running')"),
-        postgresql_where=text("status IN ('queued', 'running')"),
-    ),
-    Index(
-        "ix_operations_waiting",
-        "created_at",
-        sqlite_where=text("status = 'queued'"),
-        postgresql_where=text("status = 'queued'"),
-    ),
-)
-
-groups = Table(
-    "model_package_groups",
-    metadata,
-    Column("project_id", Text, ForeignKey(projects.c.id), primary_key=True, comment="Owner"),
-    Column("name", Text, primary_key=True, comment="1 to 63 characters of a-z, A-Z, 0-9, '-'"),
-    Column("versions", Integer, nullable=False, comment="How many there are: the highest number"),
-    Column("created_at", UtcMicros, nullable=False, comment="When"),
-    CheckConstraint("versions >= 0", name="versions"),
-)
-
-versions = Table(
-    "versions",
-    metadata,
-    Column("id", Text, primary_key=True, comment="ver-..."),
-    Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="Owner"),
-    Column("group_name", Text, nullable=False, comment="Model package group"),
-    Column("number", Integer, nullable=False, comment="1, 2, 3, ... within the group, without gaps"),
-    Column("kind", Text, nullable=False, comment="What the artefact holds"),
-    Column("state", Text, nullable=False, comment="How far it is trusted"),
-    Column("session_id", Text, ForeignKey(sessions.c.id), nullable=False, comment="Where it was trained"),
-    Column("operation_id", Text, ForeignKey(operations.c.id), nullable=False, comment="The save that made it"),
-    Column("parent_id", Text, ForeignKey("versions.id"), comment="The session's version before it"),
-    Column("base_model", Text, nullable=False, comment="Name in the catalogue"),
-    *_lora_columns(),
-    Column("seq", Integer, nullable=False, comment="Last operation that its weights contain"),
-    Column("optimizer_step", Integer, nullable=False, comment="Optimizer steps that its weights contain"),
-    Column("location", Text, nullable=False, comment="Directory of the artefact store"),
-    Column("manifest_sha256", Text, nullable=False, comment="Hash of the manifest, which hashes every file"),
-    Column("size_bytes", BigInteger, nullable=False, comment="Size of its files together"),
-    Column("description", Text, nullable=False, comment="The user's words"),
-    Column("created_at", UtcMicros, nullable=False, comment="When staged"),
-    Column("published_at", UtcMicros, comment="When the gate let it through"),
-    Column("canary", JSON(none_as_null=True), comment="What the gate measured"),
-    Column("lora_use_rslora", Boolean, comment="The scale is alpha / sqrt(rank); null: alpha / rank"),
-    Column("name", Text, comment="What its session calls it; null: nothing"),
-    Column("user_metadata", JSON(none_as_null=True), comment="The owner's own labels; null: none"),
-    Column("tags", Text, comment="Words between spaces, sorted, a space at both ends; null: none"),
-    Column("ttl_s", Integer, comment="Seconds after which it expires; null: never"),
-    Column("expires_at", UtcMicros, comment="Answers nothing from then on; null: never"),
-    Column("deleted_at", UtcMicros, comment="When it was deleted, or its expiry was noticed"),
-    Column("purged_at", UtcMicros, comment="When its files were removed"),
-    Column("base_sha256", Text, comment="Hash of the base model's files; null: not recorded"),
-    Column("code_version", Text, comment="Release that trained it; null: not recorded"),
-    one_of("kind", VersionKind),
-    one_of("state", VersionState),
-    CheckConstraint("number >= 1", name="number"),
-    CheckConstraint("length(manifest_sha256) = 64", name="manifest"),
-    CheckConstraint("(state = 'published') = (published_at IS NOT NULL)", name="published"),
-    UniqueConstraint("project_id", "group_name", "number"),
-    UniqueConstraint("operation_id"),
-    UniqueConstraint("location"),
-    Index("ix_versions_page", "project_id", "created_at", "id"),
-    Index("ix_versions_session", "session_id", "seq"),
-    Index(
-        "uq_versions_name",
-        "session_id",
-        "kind",
-        "name",
-        unique=True,
-        sqlite_where=text("name IS NOT NULL"),
-        postgresql_where=text("name IS NOT NULL"),
-    ),
-    Index(
-        "ix_versions_expiry",
-        "expires_at",
-        sqlite_where=text("deleted_at IS NULL AND expires_at IS NOT NULL"),
-        postgresql_where=text("deleted_at IS NULL AND expires_at IS NOT NULL"),
-    ),
-    Index(
-        "ix_versions_deleted",
-        "deleted_at",
-        sqlite_where=text("deleted_at IS NOT NULL AND purged_at IS NULL"),
-        postgresql_where=text("deleted_at IS NOT NULL AND purged_at IS NULL"),
-    ),
-    Index(
-        "ix_versions_staged",
-        "created_at",
-        sqlite_where=text("state = 'staged'"),
-        postgresql_where=text("state = 'staged'"),
-    ),
-)
-
-aliases = Table(
-    "version_aliases",
-    metadata,
-    Column("project_id", Text, ForeignKey(projects.c.id), primary_key=True, comment="Owner"),
-    Column("group_name", Text, primary_key=True, comment="Model package group"),
-    Column("alias", Text, primary_key=True, comment="Never 'latest', which moves by itself"),
-    Column("version_id", Text, ForeignKey(versions.c.id), nullable=False, comment="What it names now"),
-    Index("ix_version_aliases_version", "version_id"),
-)
-
-version_events = Table(
-    "version_events",
-    metadata,
-    Column("id", Text, primary_key=True, comment="evt-..., in order of time"),
-    Column("version_id", Text, ForeignKey(versions.c.id), nullable=False, comment="To what it happened"),
-    Column("event", Text, nullable=False, comment="What happened"),
-    Column("alias", Text, comment="The alias that was set or taken away"),
-    Column("previous", Integer, comment="Number that the alias named before; null: none"),
-    Column("key_id", Text, comment="The key that asked for it; null: the gateway did it by itself"),
-    Column("at", UtcMicros, nullable=False, comment="When"),
-    one_of("event", Event),
-    Index("ix_version_events_version", "version_id", "id"),
-)
-
-version_checks = Table(
-    "version_checks",
-    metadata,
-    Column("version_id", Text, ForeignKey(versions.c.id), primary_key=True, comment="What was judged"),
-    Column("engine", Text, primary_key=True, comment="Where"),
-    Column("occasion", Text, nullable=False, comment="Why"),
-    Column("at", UtcMicros, nullable=False, comment="When, the last time"),
-    Column("report", JSON(none_as_null=True), comment="What was measured; null: it failed"),
-    Column("failure", Text, comment="Why it failed; null: it passed"),
-    one_of("occasion", Occasion),
-    CheckConstraint("(report IS NULL) = (failure IS NOT NULL)", name="verdict"),
+    partial_index("uq_operations_running", "session_id", where="status = 'running' AND NOT staged", unique=True),
+    partial_index("ix_operations_open", "session_id", "seq", where="status IN ('queued', 'running')"),
+    partial_index("ix_operations_waiting", "created_at", where="status = 'queued'"),
 )
 
 usage_facts = Table(
@@ -364,13 +194,7 @@ usage_facts = Table(
     one_of("meter", Meter),
     CheckConstraint("quantity > 0", name="quantity"),
     Index("ix_usage_facts_at", "project_id", "at"),
-    Index(
-        "ix_usage_facts_engine",
-        "engine",
-        "at",
-        sqlite_where=text("engine IS NOT NULL"),
-        postgresql_where=text("engine IS NOT NULL"),
-    ),
+    partial_index("ix_usage_facts_engine", "engine", "at", where="engine IS NOT NULL"),
 )
 
 samples = Table(
@@ -410,21 +234,10 @@ scores = Table(
     CheckConstraint("(finished_at IS NULL) = (status IN ('queued', 'running'))", name="finished"),
     CheckConstraint("(lease_owner IS NOT NULL) = (status = 'running')", name="lease_owner"),
     CheckConstraint("(lease_until IS NOT NULL) = (status = 'running')", name="lease_until"),
-    Index(
-        "uq_scores_idempotency_key",
-        "project_id",
-        "idempotency_key",
-        unique=True,
-        sqlite_where=text("idempotency_key IS NOT NULL"),
-        postgresql_where=text("idempotency_key IS NOT NULL"),
+    partial_index(
+        "uq_scores_idempotency_key", "project_id", "idempotency_key", where="idempotency_key IS NOT NULL", unique=True
     ),
-    Index(
-        "ix_scores_open",
-        "base_model",
-        "created_at",
-        sqlite_where=text("status IN ('queued', 'running')"),
-        postgresql_where=text("status IN ('queued', 'running')"),
-    ),
+    partial_index("ix_scores_open", "base_model", "created_at", where="status IN ('queued', 'running')"),
     Index("ix_scores_served", "project_id", "started_at"),
     Index("ix_scores_created_at", "created_at"),
 )

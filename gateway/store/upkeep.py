@@ -9,9 +9,9 @@ from sqlalchemy import and_, select, update
 from gateway.core.ids import VersionId
 from gateway.core.versions import Check, Event, Occasion, Version
 from gateway.store.registry import note
-from gateway.store.tables import version_checks, versions
 from gateway.store.transaction import Transaction
 from gateway.store.version_rows import report_of, version_of
+from gateway.store.version_tables import version_checks, versions
 
 
 class SqlUpkeep:

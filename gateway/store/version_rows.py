@@ -9,9 +9,9 @@ from sqlalchemy import ColumnElement, RowMapping, and_, select
 from gateway.core.ids import OperationId, ProjectId, SessionId, VersionId
 from gateway.core.versions import CanaryReport, Labels, Version, VersionKind, VersionState
 from gateway.store.lora import lora_of
-from gateway.store.tables import versions
 from gateway.store.text import missing, require_id, require_storable
 from gateway.store.transaction import Transaction
+from gateway.store.version_tables import versions
 
 
 async def read_version(transaction: Transaction, project_id: ProjectId, version_id: VersionId) -> Version:

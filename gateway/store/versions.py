@@ -26,10 +26,11 @@ from gateway.core.versions import (
 from gateway.store.lora import lora_columns
 from gateway.store.operation_rows import record_outcome
 from gateway.store.sessions import lock_session, settle_stop
-from gateway.store.tables import aliases, groups, operations, sessions, versions
+from gateway.store.tables import operations, sessions
 from gateway.store.text import missing, require_id, require_storable, storable
 from gateway.store.transaction import Transaction
 from gateway.store.version_rows import label_columns, read_version, standing, version_of
+from gateway.store.version_tables import aliases, groups, versions
 
 
 class SqlVersionStore:
