@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 
-from gateway.core.errors import GatewayError, Internal, Kind
-from gateway.wire.bodies import BodyTooLarge, invalid_from
+from gateway.core.errors import GatewayError, Kind
+from gateway.wire import failures
+from gateway.wire.bodies import BodyTooLarge
 
 TABLE: Mapping[Kind, tuple[int, str]] = {
     Kind.INVALID: (400, "invalid_request_error"),
@@ -25,60 +24,25 @@ TABLE: Mapping[Kind, tuple[int, str]] = {
     Kind.INTERNAL: (500, "server_error"),
     Kind.UNAVAILABLE: (503, "server_error"),
 }
-RETRY_AFTER_S = 1
 
 
 def install(app: FastAPI) -> None:
     """Make ``app`` answer every failure in this dialect's shape."""
-    app.add_exception_handler(GatewayError, _gateway_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(Exception, _unplanned)
+    failures.install(app, _render, unknown_path="unknown_url")
 
 
 def error_body(error: GatewayError) -> Mapping[str, Any]:
-    return _body(error.message, TABLE[error.kind][1], error.field, error.code)
+    kind = TABLE[error.kind][1]
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}
 
 
-def _body(message: str, kind: str, param: str | None, code: str | None) -> Mapping[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _render(error: GatewayError) -> JSONResponse:
-    status = 413 if isinstance(error, BodyTooLarge) else TABLE[error.kind][0]
+def _render(request: Request, error: GatewayError, *, status: int | None = None) -> JSONResponse:
+    status = status or (413 if isinstance(error, BodyTooLarge) else TABLE[error.kind][0])
     headers: dict[str, str] = {}
     if error.kind is Kind.OUT_OF_BUDGET:
         headers["X-Should-Retry"] = "false"  # the clients would repeat a 429 for minutes
     elif status in (429, 503):
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+        headers["Retry-After"] = str(failures.RETRY_AFTER_S)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error_body(error), status_code=status, headers=headers)
-
-
-async def _gateway_error(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, GatewayError)
-    return _render(error)
-
-
-async def _validation_error(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return _render(invalid_from(error.errors()))
-
-
-async def _http_exception(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    match error.status_code:
-        case 404:
-            message, code = "no such path", "unknown_url"
-        case 405:
-            message, code = f"{request.method} is not allowed here", "method_not_allowed"
-        case _:
-            message, code = str(error.detail), "invalid_request"
-    body = _body(message, "invalid_request_error", None, code)
-    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
-
-
-async def _unplanned(request: Request, error: Exception) -> JSONResponse:
-    request_id = getattr(request.state, "request_id", None)
-    return _render(Internal(f"something broke on our side; quote request id {request_id}"))
