@@ -125,7 +125,7 @@ def test_a_wrong_file_stops_the_start_and_is_named(
 ) -> None:
     (tmp_path / "prices.toml").write_text(
         '[[price]]\nbase_model = "other"\nfrom = 2020-01-01T00:00:00Z\n'
-        "prefill = 1\ncached_prefill = 1\nsample = 1\ntrain = 1\n"
+        "prefill = 1\ncached_prefill = 1\nsample = 1\ntrain = 1\nstorage = 1\n"
     )
     environment = {
         **os.environ,
