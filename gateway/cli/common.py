@@ -19,15 +19,15 @@ from gateway.store.database import SqlDatabase, open_database
 _PIPE_WIDTH = 240
 
 DataDir = Annotated[
-    Path | None, typer.Option(help="Where database, models and logs are [default: .loopline, or LOOPLINE_DATA_DIR].")
+    Path | None, typer.Option(help="Where database, models and logs are (default: .loopline, or LOOPLINE_DATA_DIR).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 BaseUrl = Annotated[
     str | None,
-    typer.Option(help="The gateway [default: the one that runs on this data directory].", envvar="LOOPLINE_BASE_URL"),
+    typer.Option(help="The gateway (default: the one that runs on this data directory).", envvar="LOOPLINE_BASE_URL"),
 ]
 ApiKey = Annotated[
-    str | None, typer.Option(help="An API key [default: the data directory's local key].", envvar="LOOPLINE_API_KEY")
+    str | None, typer.Option(help="An API key (default: the data directory's local key).", envvar="LOOPLINE_API_KEY")
 ]
 
 

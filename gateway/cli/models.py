@@ -36,7 +36,9 @@ def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def prepare(
-    model: Annotated[str, typer.Argument(help="[NAME=] a catalogue name, a directory or a Hugging Face id.")],
+    model: Annotated[
+        str, typer.Argument(help="A catalogue name, a directory or a Hugging Face id; NAME=... names it.")
+    ],
     catalog: Annotated[bool, typer.Option("--catalog", help="Write it into the catalogue, as its only model.")] = False,
     engine_url: Annotated[list[str] | None, typer.Option(help="Its engines, for the catalogue.")] = None,
     dtype: Annotated[DTypeChoice, typer.Option(help="Number format of the base weights.")] = DTypeChoice.BFLOAT16,

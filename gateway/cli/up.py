@@ -27,11 +27,11 @@ def up(
         list[str] | None,
         typer.Option(
             help="A base model: a catalogue name, a directory or a Hugging Face id; NAME=... names it. "
-            f"May be given several times. [default: {DEFAULT_MODEL}]"
+            f"May be given several times (default: {DEFAULT_MODEL})."
         ),
     ] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="The one port [default: 8000].")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="The one port (default: 8000).")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: 127.0.0.1).")] = None,
     data_dir: DataDir = None,
     engine: Annotated[
         EngineKind, typer.Option(help="vllm, or scripted: no weights, for trying out clients.")
@@ -39,7 +39,7 @@ def up(
     device: Annotated[DeviceChoice, typer.Option(help="Where engines and trainers compute.")] = DeviceChoice.AUTO,
     dtype: Annotated[
         DTypeChoice | None,
-        typer.Option(help="Number format of the base weights [default: bfloat16 where hardware has it, else float32]."),
+        typer.Option(help="Number format of the base weights (default: bfloat16 where hardware has it, else float32)."),
     ] = None,
     max_model_len: Annotated[int, typer.Option(min=8, help="Cap of prompt plus answer, in tokens.")] = (
         DEFAULT_MAX_MODEL_LEN

@@ -2,11 +2,16 @@
 
 import json
 import stat
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from rich.text import Text
 
+from gateway.cli.app import create_cli
 from gateway.cli.common import ago, dollars
 from tests.cli.runner import loopline
 
@@ -36,6 +41,22 @@ def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(where: tuple[
 
     assert loopline("keys", "revoke", made["id"], *where).stdout == f"Key {made['id']} (laptop) is revoked.\n"
     assert " revoked " in loopline("keys", "list", *where).stdout
+
+
+def helps(command: Any) -> Iterator[str]:
+    """Yield every text of ``--help``, of the command and those below it."""
+    yield command.help or ""
+    for parameter in command.params:
+        yield getattr(parameter, "help", None) or ""
+    for below in getattr(command, "commands", {}).values():
+        yield from helps(below)
+
+
+def test_no_help_loses_words_to_markup() -> None:
+    texts = list(helps(typer.main.get_command(create_cli())))
+
+    assert sum("default: " in text for text in texts) > 5
+    assert [text for text in texts if Text.from_markup(text).plain != text] == []
 
 
 def test_the_key_alone_is_on_standard_output(where: tuple[str, str]) -> None:
