@@ -19,7 +19,7 @@ _UNIT = 1000 * 730 * HOUR  # byte-microseconds
 usage_source_versions = table(
     "usage_source_versions",
     *(column(name, Text) for name in ("id", "project_id", "base_model")),
-    *(column(name, BigInteger) for name in ("size_bytes", "created_at", "deleted_at")),
+    *(column(name, BigInteger) for name in ("size_bytes", "created_at", "removed_at")),
 )
 
 
@@ -37,11 +37,11 @@ def storage_facts(connection: Connection, day: int) -> Sequence[Fact]:
     v = usage_source_versions.c
     end = day + DAY
     rows = connection.execute(
-        select(usage_source_versions).where(and_(v.created_at < end, or_(v.deleted_at.is_(None), v.deleted_at > day)))
+        select(usage_source_versions).where(and_(v.created_at < end, or_(v.removed_at.is_(None), v.removed_at > day)))
     ).mappings()
     occupied: defaultdict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
-        until = end if row["deleted_at"] is None else min(end, row["deleted_at"])
+        until = end if row["removed_at"] is None else min(end, row["removed_at"])
         whose = (row["project_id"], row["base_model"])
         occupied[whose] += row["size_bytes"] * max(0, until - max(day, row["created_at"]))
     return [

@@ -40,7 +40,7 @@ def fresh() -> Connection:
         " engine, quantity INTEGER, at INTEGER)",
         "CREATE TABLE usage_source_operations (source, project_id, key_id, session_id, base_model, kind, status,"
         " tokens)",
-        "CREATE TABLE usage_source_versions (id, project_id, base_model, size_bytes, created_at, deleted_at)",
+        "CREATE TABLE usage_source_versions (id, project_id, base_model, size_bytes, created_at, removed_at)",
     ):
         connection.execute(text(statement))
     price_book.apply(connection, listed(RATES), at=moment(JUNE))
@@ -192,7 +192,7 @@ def test_storage_is_bytes_times_time_of_the_day_rounded_down_once() -> None:
         ("e", "proj-d", "m", 10**12, JUNE + DAY, None),  # the day after
     ]
     for row in rows:
-        names = ("id", "project_id", "base_model", "size_bytes", "created_at", "deleted_at")
+        names = ("id", "project_id", "base_model", "size_bytes", "created_at", "removed_at")
         connection.execute(
             text(f"INSERT INTO usage_source_versions VALUES (:{', :'.join(names)})"), dict(zip(names, row, strict=True))
         )

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import text
 
 from gateway.core.errors import Conflict, Invalid, NotFound
 from gateway.core.ids import VersionId
@@ -12,6 +13,7 @@ from gateway.core.payloads import LoadState, SaveState, SaveWeights
 from gateway.core.results import SaveResult
 from gateway.core.sessions import Session
 from gateway.core.versions import Check, Event, Labels, Occasion, Version, VersionFilter, VersionKind, VersionState
+from gateway.store.columns import micros
 from tests.store.bench import REPORT, Bench, HandClock, new_version, open_bench
 
 WINDOW = timedelta(hours=1)
@@ -283,6 +285,11 @@ async def test_only_what_was_deleted_long_enough_ago_is_due_to_be_purged_and_pur
         assert await unit.upkeep.deleted_before(bench.clock.now() - timedelta(seconds=50), limit=9) == []
         [group] = await unit.versions.groups(bench.project_id)
         history = await unit.registry.history(bench.project_id, "policy", limit=9)
+    stored = await bench.database.look(
+        lambda connection: dict(connection.execute(text("SELECT id, removed_at FROM usage_source_versions")).all())
+    )
+    assert stored.pop(old.version_id) == micros(bench.clock.now())  # storage is billed until then
+    assert list(stored.values()) == [None, None]
     assert (group.versions, group.size_bytes) == (3, 2 * 1234)
     assert [line.event for line in history].count(Event.PURGED) == 1
     with pytest.raises(Conflict):
