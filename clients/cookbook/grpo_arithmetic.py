@@ -66,10 +66,8 @@ def main() -> int:
             params = [loopline.SamplingParams(max_tokens=MAX_TOKENS, seed=rng.getrandbits(40)) for _ in problems_P]
             futures_P = [sampler.sample(prompt(*p), answers, s) for p, s in zip(problems_P, params, strict=True)]
             responses_P = [future.result() for future in futures_P]
-            rewards_P_G = [
-                [reward(*problem, sequence.tokens) for sequence in response.sequences]
-                for problem, response in zip(problems_P, responses_P, strict=True)
-            ]
+            answered_P = zip(problems_P, responses_P, strict=True)
+            rewards_P_G = [[reward(*p, sequence.tokens) for sequence in r.sequences] for p, r in answered_P]
             return responses_P, rewards_P_G
 
         def accuracy(sampler: loopline.SamplingClient) -> float:
@@ -79,15 +77,18 @@ def main() -> int:
         console.print(f"Session {training.session_id} on {args.base_model}: {len(train)} questions to train on.")
         sampler = service.create_sampling_client(base_model=args.base_model)  # what a fresh adapter computes, too
         before = accuracy(sampler)
-        console.print(f"Held out: {len(test)} questions, {before:.0%} right before training.\n")
+        console.print(f"Held out: {len(test)} questions, {before:.0%} right before training.")
+        longest = max(len(prompt(*problem)) for problem in train)
+        drawn = {"prompts": PROBLEMS_PER_STEP, "samples": ANSWERS_PER_PROBLEM, "sample_tokens": MAX_TOKENS}
+        trained = {"batch_size": PROBLEMS_PER_STEP * ANSWERS_PER_PROBLEM, "datum_tokens": longest + MAX_TOKENS - 1}
+        estimate = training.estimate(steps=args.steps, prompt_tokens=longest, **drawn, **trained)
+        console.print(f"{args.steps} steps will cost at most ${estimate.cost_nanos / 1e9:.5f}.\n")
         console.print("[bold]step   reward                      KL   tokens      cost  seconds[/]")
-
-        curve: list[float] = []
+        curve, spent = list[float](), 0
         for step in range(1, args.steps + 1):
             started = time.monotonic()
             problems_P = rng.sample(train, PROBLEMS_PER_STEP)
             responses_P, rewards_P_G = ask(sampler, problems_P, ANSWERS_PER_PROBLEM)
-
             batch = []
             for problem, response, rewards_G in zip(problems_P, responses_P, rewards_P_G, strict=True):
                 prompt_T = prompt(*problem)
@@ -104,19 +105,19 @@ def main() -> int:
             backward = training.forward_backward(batch, "importance_sampling")
             training.optim_step(ADAM)
             sampler = training.save_weights_and_get_sampling_client()
-
             calls = [*responses_P, backward.result()]
             kl = backward.result().metrics["kl_sample_train_v2:mean"]  # half the mean squared logprob difference
             tokens = sum(sum(call.usage.values()) for call in calls)
-            dollars = sum(call.cost_nanos for call in calls) / 1e9
+            cost = sum(call.cost_nanos for call in calls)
+            spent += cost
             curve.append(fmean(fmean(rewards_G) for rewards_G in rewards_P_G))
             bar, seconds = "█" * round(16 * curve[-1]), time.monotonic() - started
-            row = f"{kl:9.1e}  {tokens:7,}  ${dollars:.5f}  {seconds:7.1f}"
+            row = f"{kl:9.1e}  {tokens:7,}  ${cost / 1e9:.5f}  {seconds:7.1f}"
             console.print(f"{step:4}   {curve[-1]:.2f} [green]{bar:16}[/] {row}")
-
+        console.print(f"\nThe steps cost ${spent / 1e9:.5f}.")
         after = accuracy(sampler)
         rise = after - before
-        console.print(f"\nHeld out: {before:.0%} right before, [bold]{after:.0%}[/] after ({rise:+.2f}).")
+        console.print(f"Held out: {before:.0%} right before, [bold]{after:.0%}[/] after ({rise:+.2f}).")
 
         a, b = test[0]
         chat = openai.OpenAI(base_url=f"{args.base_url}/v1", api_key=args.api_key).chat.completions
@@ -130,14 +131,13 @@ def main() -> int:
             console.print(f"{whom:>10} {line.meter:>14} {line.quantity:9,} tokens  ${line.cost_nanos / 1e9:.5f}")
         console.print(f"{'total':>25} {'':16}  ${bill.total_cost_nanos / 1e9:.5f}")
 
-    figure = Figure(figsize=(7, 4))
-    axes = figure.subplots()
+    axes = Figure(figsize=(7, 4)).subplots()
     axes.plot(range(1, len(curve) + 1), curve, marker="o", label="mean reward of the step")
     axes.axhline(before, color="gray", linestyle=":", label=f"held out before: {before:.0%}")
     axes.axhline(after, color="green", linestyle="--", label=f"held out after: {after:.0%}")
     axes.set(xlabel="step", ylabel="reward", ylim=(0, 1), title=f"GRPO on addition, {args.base_model}")
     axes.legend()
-    figure.savefig(args.plot, dpi=120, bbox_inches="tight")
+    axes.figure.savefig(args.plot, dpi=120, bbox_inches="tight")
     console.print(f"Reward curve: {args.plot}")
     return 0 if rise >= MUST_RISE else 1
 
