@@ -9,14 +9,16 @@ import os
 import random
 import re
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from tests.crash.driver import Driver
@@ -28,6 +30,7 @@ from tests.crash.suites.common import Episode, Options, Tally, run_episodes, sum
 
 LEASE_S = 1.0
 TAKEOVER_S = 60.0
+COMMIT_S = 3.0  # far more than a commit takes
 OPERATIONS_PER_EPISODE = 160
 OPERATIONS_PER_ROUND = 24
 _RUNNING = (
@@ -53,6 +56,8 @@ class Pauses:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
                 try:
+                    if await asyncio.to_thread(_in_a_commit, stack):
+                        continue
                     driver.note("pause", {"pid": pid, **held})
                     taken = await self._taken_over(stack, held)
                     await asyncio.sleep(rng.uniform(0, 0.5))
@@ -121,6 +126,20 @@ def _holder(stack: Stack, owner: str) -> int:
     """Return which trainer signs as ``owner``: its name holds its pid."""
     pids = [stack.members[name].pid for name in stack.names("trainer")]
     return next(pid for pid in pids if re.search(rf"(?<!\d){pid}(?!\d)", owner))
+
+
+def _in_a_commit(stack: Stack) -> bool:
+    """Whether a stopped process holds SQLite's one write lock: nobody can commit then, so nobody takes over either."""
+    url = make_url(stack.database_url)
+    if url.get_backend_name() != "sqlite":
+        return False
+    assert url.database is not None
+    with closing(sqlite3.connect(url.database, timeout=COMMIT_S, isolation_level=None)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+    return False
 
 
 def _entries(directory: Path) -> set[str]:
