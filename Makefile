@@ -28,7 +28,7 @@ RACES ?= 300
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer bench-store bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks recovery check lint format typecheck proto lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks recovery check lint format typecheck proto lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench-trainer: setup ## Compare the trainer with a bare PEFT loop (25 minutes; Q
 
 bench-store: setup ## Measure group commit with slow fsyncs (needs strace)
 	@$(BIN)/python -m tests.bench.store
+
+bench-waiters: setup ## Submit while 2,000 clients wait for operations: WAITERS=2000 DB=sqlite|postgres
+	@$(BIN)/python -m tests.bench.waiters --waiters $(or $(WAITERS),2000) --database $(DB)
 
 bench-ledger: setup ## Find every token that an engine counted in the ledger: CALLS=1000 REAL=0 KILLS=10 SEED=1
 	@$(BIN)/python -m tests.bench.ledger --calls $(CALLS) --real $(REAL) --kills $(KILLS) --seed $(SEED)

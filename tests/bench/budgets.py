@@ -7,16 +7,13 @@ must have been served. At the end one gateway is killed in the middle of its wor
 import argparse
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,10 +21,7 @@ from sqlalchemy import text
 
 from billing.database import reading
 from billing.reconcile import run as reconcile
-from gateway.engines.launch import launch_scripted
-from tests.bench.killable import Killable, Place
-from tests.engines.fixtures import endpoint_of, running_engine, scripted_spec
-from tests.postgres import find_binaries, start_postgres, stop_postgres
+from tests.bench.killable import Killable, Place, scripted_place
 
 PROCESSES = 4
 SERVED = 3  # requests that a budget covers
@@ -159,25 +153,7 @@ def main() -> int:
     if options.caller:
         caller()
         return 0
-    with ExitStack() as opened:
-        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="loopline-budgets-")))
-        database_url = None
-        if options.database == "postgres":
-            os.chmod(directory, 0o755)
-            binaries = find_binaries()
-            assert binaries is not None, "no PostgreSQL server"
-            (directory / "pg").mkdir()
-            server = start_postgres(directory / "pg", binaries)
-            opened.callback(stop_postgres, server)
-            database_url = server.url(server.create())
-        spec = scripted_spec()
-        opened.enter_context(
-            running_engine(launch_scripted(spec, token_delay_ms=5), spec.url, directory / "engine.log")
-        )
-        place = Place(
-            data_dir=directory / "data", endpoint=endpoint_of(spec, vocab_size=256), database_url=database_url
-        )
-        place.prepare()
+    with scripted_place(options.database, token_delay_ms=5) as place, ExitStack() as opened:
         gateways = [place.gateway(name) for name in ("one", "two")]
         for gateway in gateways:
             opened.callback(gateway.stop)

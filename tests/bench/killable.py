@@ -5,7 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +19,11 @@ import migrations
 from gateway.auth.keys import mint
 from gateway.auth.master import open_keyring
 from gateway.core.principals import ALL_SCOPES
+from gateway.engines.launch import launch_scripted
 from gateway.settings import Settings
 from gateway.store import open_database
+from tests.engines.fixtures import endpoint_of, running_engine, scripted_spec
+from tests.postgres import find_binaries, start_postgres, stop_postgres
 from tests.stack import EngineEndpoint, end_group, free_port
 
 START_TIMEOUT_S = 90.0
@@ -113,3 +119,27 @@ class Place:
             return [text for _, text in minted]
 
         return asyncio.run(mint_all())
+
+
+@contextmanager
+def scripted_place(database: str, *, token_delay_ms: float = 0.0) -> Iterator[Place]:
+    """Yield a prepared place in a temporary directory, on ``sqlite`` or ``postgres``, with a scripted engine."""
+    with ExitStack() as opened:
+        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="loopline-bench-")))
+        database_url = None
+        if database == "postgres":
+            directory.chmod(0o755)
+            binaries = find_binaries()
+            assert binaries is not None, "no PostgreSQL server"
+            (directory / "pg").mkdir()
+            server = start_postgres(directory / "pg", binaries)
+            opened.callback(stop_postgres, server)
+            database_url = server.url(server.create())
+        spec = scripted_spec()
+        launch = launch_scripted(spec, token_delay_ms=token_delay_ms)
+        opened.enter_context(running_engine(launch, spec.url, directory / "engine.log"))
+        place = Place(
+            data_dir=directory / "data", endpoint=endpoint_of(spec, vocab_size=256), database_url=database_url
+        )
+        place.prepare()
+        yield place
