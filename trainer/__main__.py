@@ -65,6 +65,7 @@ def make_backend(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
             base,
             device=pick_device(settings.device),
             compute_dtype=settings.compute_dtype,
+            exact_head=settings.exact_head,
             micro_batch_tokens=settings.micro_batch_tokens,
             operation_bytes=settings.operation_bytes,
             max_on_device=settings.max_on_device,

@@ -51,6 +51,7 @@ def compute(
         "computed_tokens:sum": float(rows),
         "lean_decoder:mean": lean / len(outputs),
         f"compute_{str(passes.dtype).removeprefix('torch.')}:mean": 1.0,
+        f"head_{str(passes.head_dtype).removeprefix('torch.')}:mean": 1.0,
         "memory_bound_bytes:max": float(needed),
     }
     return ForwardResult(

@@ -6,7 +6,7 @@ Which one computes an operation depends on the model and on that operation alone
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from trainer import decoder
 from trainer.adapters import AdapterBank
 from trainer.batching import MicroBatch, assemble, plan
 from trainer.language_model import LanguageModel
-from trainer.logprobs import target_logprobs
+from trainer.logprobs import Head, target_logprobs
 from trainer.memory import Footprint
 
 
@@ -33,7 +33,7 @@ class Passes:
     """Plans operations and computes log-probabilities of their targets, inside ``active``.
 
     ``footprint`` says how much is computed at once, and may be replaced between operations; ``lean`` False always
-    takes the plain way.
+    takes the plain way. ``exact_head`` computes logits in float32, whatever ``dtype`` the layers compute in.
     """
 
     def __init__(
@@ -44,14 +44,18 @@ class Passes:
         dtype: torch.dtype,
         footprint: Footprint,
         lean: bool = True,
+        exact_head: bool = False,
     ) -> None:
         self._model = model
         self._bank = bank
         self.dtype = dtype
+        self.head_dtype = torch.float32 if exact_head else dtype
         self.footprint = footprint
+        self._exact_weight: Tensor | None = None
         settings = decoder.DecoderSettings(
             plan=_plan_settings(footprint),
             activation_bytes=footprint.activation_bytes,
+            head_dtype=self.head_dtype,
         )
         self._decoder = model.decoder(dtype, settings) if lean else None
 
@@ -138,8 +142,18 @@ class Passes:
     def _plain(self, adapter: str | None, batch: MicroBatch) -> Tensor:
         checkpoint = torch.is_grad_enabled() and self.footprint.checkpoints(batch.tokens_BT.numel())
         hidden_PH = self._model.hidden(batch.tokens_BT, checkpoint=checkpoint)[batch.real_BT]
-        logprobs = target_logprobs(hidden_PH, batch.targets, self._bank.head(adapter), batch.temperature_P)
+        logprobs = target_logprobs(hidden_PH, batch.targets, self._head(adapter), batch.temperature_P)
         return logprobs if batch.real_PK is None else logprobs[batch.real_PK]
+
+    def _head(self, adapter: str | None) -> Head:
+        """Return the unembedding in the dtype that computes it; another one than the weight's is copied once."""
+        head = self._bank.head(adapter)
+        if head.weight_VH.dtype == self.head_dtype:
+            return head
+        if self._exact_weight is None:
+            self._exact_weight = head.weight_VH.to(self.head_dtype)
+        bias = None if head.bias_V is None else head.bias_V.to(self.head_dtype)
+        return replace(head, weight_VH=self._exact_weight, bias_V=bias)
 
 
 def _rows(trained: Tensor) -> Tensor:

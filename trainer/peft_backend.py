@@ -78,7 +78,8 @@ class PeftBackend:
 
     ``compute_dtype`` None takes ``pick_dtype``; ``micro_batch_tokens`` bounds the tokens computed at once, and
     ``operation_bytes`` (None: half of the device's) the memory for that. Sessions beyond ``max_on_device`` wait in the
-    host's memory. With ``lean`` False plain transformers + PEFT computes also what the lean decoder could.
+    host's memory. With ``lean`` False plain transformers + PEFT computes also what the lean decoder could; with
+    ``exact_head`` logits are computed in float32 whatever the layers compute in.
 
     Raises:
         ValueError: micro-batches of that size do not fit into that memory; the architecture is not supported.
@@ -94,6 +95,7 @@ class PeftBackend:
         operation_bytes: int | None = None,
         max_on_device: int = 16,
         lean: bool = True,
+        exact_head: bool = False,
     ) -> None:
         self._base = base
         self._device = device
@@ -106,12 +108,12 @@ class PeftBackend:
             micro_batch_tokens=micro_batch_tokens,
         )
         footprint.require_room()
-        self.passes = Passes(self.model, self._bank, dtype=dtype, footprint=footprint, lean=lean)
+        self.passes = Passes(self.model, self._bank, dtype=dtype, footprint=footprint, lean=lean, exact_head=exact_head)
         self.scorer = PeftScorer(self._bank, self.passes, device)
         self.tenants = Tenants(self._bank, device, max_on_device=max_on_device)
         self._rules = ComputeRules(threads=torch.get_num_threads(), micro_batch_tokens=micro_batch_tokens)
         self._rules_of: dict[SessionId, ComputeRules] = {}
-        self._made_with = environment.made_with(device, dtype)
+        self._made_with = environment.made_with(device, dtype, self.passes.head_dtype)
         self.base_sha256 = hash_model(base.path)
         self._check_model()
 

@@ -16,6 +16,9 @@ class TrainerSettings(Places):
     compute_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         default=None, description="What the base computes in; unset: its dtype in the catalogue where hardware has it"
     )
+    exact_head: bool = Field(
+        default=False, description="Compute logits in float32 also where the base computes coarser"
+    )
     threads: int = Field(default=0, ge=0, description="Threads of a CPU kernel; 0: one per usable core")
     micro_batch_tokens: int = Field(default=2048, ge=1, description="Padded tokens computed at once")
     operation_bytes: int | None = Field(

@@ -1,11 +1,13 @@
 """The lean way through the base model computes what the plain one does, through the whole backend."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
+from transformers import AutoModelForCausalLM
 
 from gateway.core.catalog import BaseModel
 from gateway.core.payloads import LossFn
@@ -124,3 +126,33 @@ def test_operations_of_both_ways_in_one_session_add_up(base: BaseModel, device: 
 
     ours, theirs = gradients(mixed, A), gradients(lean, A)
     assert (ours - theirs).norm() / theirs.norm() < 1e-5
+
+
+def test_an_exact_head_takes_the_heads_rounding_out_of_bfloat16_on_both_ways(base: BaseModel) -> None:
+    """On equal hidden states: with nothing but the head in bfloat16 log-probabilities are off by more than 1e-3."""
+    data = tuple(group(random.Random(5), 20, [8, 3, 12]))
+    coarse = replace(base, dtype="bfloat16")
+
+    def logprobs(*, lean: bool, exact_head: bool) -> list[float]:
+        backend = PeftBackend(
+            coarse, device=torch.device("cpu"), compute_dtype="bfloat16", lean=lean, exact_head=exact_head
+        )
+        backend.open(A, lora())
+        result = backend.forward_backward(A, forward_backward(data, LossFn.IMPORTANCE_SAMPLING))
+        assert result.metrics[f"head_{'float32' if exact_head else 'bfloat16'}:mean"] == 1
+        assert result.metrics["compute_bfloat16:mean"] == 1
+        return [value for output in result.outputs for value in output["logprobs"].values()]
+
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.bfloat16).eval()
+    expected: list[float] = []
+    with torch.no_grad():
+        for datum in data:
+            tokens_1T = torch.tensor([datum.model_input.values()])
+            hidden_TH = model.base_model(input_ids=tokens_1T).last_hidden_state[0].float()
+            scores_TV = (hidden_TH @ model.lm_head.weight.float().T).log_softmax(dim=-1)
+            targets_T1 = torch.tensor(datum.loss_fn_inputs["target_tokens"].values())[:, None]
+            expected += scores_TV.gather(1, targets_T1)[:, 0].tolist()
+
+    assert logprobs(lean=False, exact_head=True) == pytest.approx(expected, abs=1e-5)
+    assert logprobs(lean=False, exact_head=False) != pytest.approx(expected, abs=1e-3)
+    assert logprobs(lean=True, exact_head=True) != logprobs(lean=True, exact_head=False)
