@@ -163,6 +163,12 @@ def machine_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the most memory this process has had resident."""
+    """Return the most memory this program has had resident.
+
+    On Linux ``ru_maxrss`` begins with what the process had before it became this program: its parent's.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,7 +1,6 @@
 """Measurements that need a process of their own: peak memory, and gradients in another dtype."""
 
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from torch import Tensor
 from tests.bench import batches, ours
 from tests.bench.options import Options, name_of
 from tests.bench.report import Report
+from trainer import memory as resident
 
 
 def memory(options: Options, report: Report) -> None:
@@ -88,7 +88,7 @@ def main() -> None:
         for _ in range(2):
             loop.forward_backward(payload)
             loop.optim_step()
-    print(json.dumps({"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+    print(json.dumps({"peak_bytes": resident.peak_bytes()}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tests.trainer.builders import A, batch, forward_backward, lora, policy_batc
 from tests.trainer.states import gradients, state_of
 from tests.trainer.test_backend import alternatives, logprobs, with_input
 from tests.trainer.world import World, drain
-from trainer.memory import MIB
+from trainer.memory import MIB, peak_bytes
 from trainer.peft_backend import PeftBackend
 
 SMALL_LIMIT = 112 * MIB
@@ -131,3 +131,11 @@ def test_peak_memory_stays_below_its_bound_and_does_not_grow_with_the_datums(mod
     for few, many in (("lean:16x256", "lean:96x256"), ("plain:16x128", "plain:64x128")):
         more_tokens = found[many]["tokens"] - found[few]["tokens"]
         assert found[many]["rose"] - found[few]["rose"] < 8 * MIB + 16 * more_tokens, found
+
+
+def test_the_peak_is_the_programs_own_and_not_its_parents() -> None:
+    held = b"x" * (400 << 20)
+    code = "from trainer.memory import peak_bytes; print(peak_bytes())"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert peak_bytes() > len(held)
+    assert int(child.stdout) < len(held)
