@@ -121,14 +121,15 @@ async def authenticate(unit: UnitOfWork, keyring: Keyring, text: str, *, at: dat
     return Principal(project_id=key.project_id, key_id=key.id, scopes=key.scopes)
 
 
-def require(principal: Principal, scope: Scope) -> None:
-    """Raise unless the key may do ``scope``; ``admin`` may do everything.
+def require(principal: Principal, *scopes: Scope) -> None:
+    """Raise unless the key has one of ``scopes``; ``admin`` has them all.
 
     Raises:
         Forbidden: ``missing_scope``.
     """
-    if not principal.scopes & {scope, Scope.ADMIN}:
-        raise Forbidden(f"this key lacks the scope {scope}", code="missing_scope", details={"scope": scope.value})
+    if not principal.scopes & {*scopes, Scope.ADMIN}:
+        wanted = " or ".join(scopes)
+        raise Forbidden(f"this key lacks the scope {wanted}", code="missing_scope", details={"scope": wanted})
 
 
 def _refusal() -> Unauthenticated:

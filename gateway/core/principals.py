@@ -8,14 +8,15 @@ from gateway.core.ids import KeyId, ProjectId
 
 
 class Scope(StrEnum):
-    """What a key may do. ``admin`` includes the others."""
+    """What a key may do. Every key may read what is its project's; ``admin`` includes the others."""
 
+    READ_ONLY = "read-only"  # and nothing else
     INFERENCE = "inference"
     TRAIN = "train"
     ADMIN = "admin"
 
 
-ALL_SCOPES = frozenset(Scope)
+ALL_SCOPES = frozenset(Scope) - {Scope.READ_ONLY}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

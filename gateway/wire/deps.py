@@ -132,24 +132,21 @@ def _caller(request: Request, _: Annotated[object, Security(bearer)]) -> Princip
 Caller = Annotated[Principal, Depends(_caller)]
 
 
-def _trainer_caller(principal: Caller) -> Principal:
-    require(principal, Scope.TRAIN)
-    return principal
+class Needs:
+    """Lets callers in whose key has one of ``scopes``. A route without it only reads, which every key may."""
+
+    def __init__(self, *scopes: Scope) -> None:
+        self.scopes = scopes
+
+    def __call__(self, principal: Caller) -> Principal:
+        require(principal, *self.scopes)
+        return principal
 
 
-def _inference_caller(principal: Caller) -> Principal:
-    require(principal, Scope.INFERENCE)
-    return principal
-
-
-def _admin_caller(principal: Caller) -> Principal:
-    require(principal, Scope.ADMIN)
-    return principal
-
-
-TrainCaller = Annotated[Principal, Depends(_trainer_caller)]
-InferenceCaller = Annotated[Principal, Depends(_inference_caller)]
-AdminCaller = Annotated[Principal, Depends(_admin_caller)]
+TrainCaller = Annotated[Principal, Depends(Needs(Scope.TRAIN))]
+InferenceCaller = Annotated[Principal, Depends(Needs(Scope.INFERENCE))]
+WorkCaller = Annotated[Principal, Depends(Needs(Scope.INFERENCE, Scope.TRAIN))]
+AdminCaller = Annotated[Principal, Depends(Needs(Scope.ADMIN))]
 
 
 def _idempotency_key(idempotency_key: Annotated[str | None, Header()] = None) -> str | None:

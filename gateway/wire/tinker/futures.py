@@ -11,7 +11,7 @@ from gateway.core.operations import Operation, Status
 from gateway.core.ports import Database, UnitOfWork
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, SaveResult
 from gateway.core.sessions import Activity, Session
-from gateway.wire.deps import Caller, DatabaseDep, FuturesDep, SamplingJobsDep
+from gateway.wire.deps import Caller, DatabaseDep, FuturesDep, SamplingJobsDep, WorkCaller
 from gateway.wire.sampling_jobs import SamplingJobs
 from gateway.wire.tinker.checkpoints import path_of
 from gateway.wire.tinker.errors import failed, render
@@ -47,7 +47,7 @@ async def retrieve_future(
 
 
 @router.post("/cancel_future", status_code=204, response_class=Response)
-async def cancel_future(body: CancelAsked, principal: Caller, database: DatabaseDep, jobs: SamplingJobsDep) -> None:
+async def cancel_future(body: CancelAsked, principal: WorkCaller, database: DatabaseDep, jobs: SamplingJobsDep) -> None:
     """Give a sample up; one that is answered already keeps its answer."""
     sample_id = SampleId(body.request_id)
     async with database.read() as unit:

@@ -8,7 +8,7 @@ from gateway.core.errors import Forbidden, Invalid
 from gateway.core.ports import UnitOfWork
 from gateway.core.sessions import Session, SessionStatus
 from gateway.core.versions import VersionFilter, VersionKind
-from gateway.wire.deps import Caller, Reading
+from gateway.wire.deps import Caller, Reading, WorkCaller
 from gateway.wire.tinker.checkpoints import checkpoint_read
 from gateway.wire.tinker.listing_schemas import (
     CheckpointRead,
@@ -84,7 +84,7 @@ async def read_session(session_id: str, principal: Caller, unit: Reading) -> Ses
 
 
 @router.put("/sessions/{session_id}/project", status_code=204, response_class=Response)
-async def move_session(session_id: str, body: ProjectAsked, principal: Caller, unit: Reading) -> None:
+async def move_session(session_id: str, body: ProjectAsked, principal: WorkCaller, unit: Reading) -> None:
     """A program belongs to its key's project, and stays there."""
     client = await find_client(unit, principal.project_id, session_id)
     if body.project_id != client.project_id:

@@ -7,7 +7,7 @@ from gateway.core.clients import Client, Finish
 from gateway.core.errors import Forbidden
 from gateway.core.ids import new_client_id
 from gateway.core.validation import MAX_DATUMS
-from gateway.wire.deps import Caller, CatalogDep, ClockDep, Writing
+from gateway.wire.deps import Caller, CatalogDep, ClockDep, WorkCaller, Writing
 from gateway.wire.tinker.routes import TinkerRoute
 from gateway.wire.tinker.schemas import (
     Capabilities,
@@ -40,7 +40,7 @@ async def dynamic_config(body: ClientConfigAsked, principal: Caller) -> DynamicC
 
 
 @router.post("/create_session")
-async def create_session(body: SessionAsked, principal: Caller, clock: ClockDep, unit: Writing) -> SessionTold:
+async def create_session(body: SessionAsked, principal: WorkCaller, clock: ClockDep, unit: Writing) -> SessionTold:
     """Record a program. A project named in the request must be the key's own."""
     if body.project_id not in (None, principal.project_id):
         raise Forbidden("this key belongs to another project", code="wrong_project", field="project_id")
@@ -64,7 +64,7 @@ async def create_session(body: SessionAsked, principal: Caller, clock: ClockDep,
 
 @router.post("/session_heartbeat", response_model=None)
 async def heartbeat(
-    body: HeartbeatAsked, principal: Caller, clock: ClockDep, unit: Writing
+    body: HeartbeatAsked, principal: WorkCaller, clock: ClockDep, unit: Writing
 ) -> HeartbeatTold | Response:
     """Keep a program's sessions from expiring; 410 tells a finished one to stop asking."""
     client = await find_client(unit, principal.project_id, body.session_id)
@@ -75,7 +75,9 @@ async def heartbeat(
 
 
 @router.post("/sessions/{session_id}/finish", status_code=204, response_class=Response)
-async def finish_session(session_id: str, body: FinishAsked, principal: Caller, clock: ClockDep, unit: Writing) -> None:
+async def finish_session(
+    session_id: str, body: FinishAsked, principal: WorkCaller, clock: ClockDep, unit: Writing
+) -> None:
     """Record a program's end and stop its sessions: what is queued is skipped, what was saved stays."""
     now = clock.now()
     client = await find_client(unit, principal.project_id, session_id)

@@ -17,7 +17,7 @@ from gateway.core.ports import Database
 from gateway.core.principals import Principal
 from gateway.wire.tinker.translate import find_model, seq_of
 
-_PERMANENT = frozenset({Kind.INVALID, Kind.NOT_FOUND, Kind.CONFLICT, Kind.FORBIDDEN})
+_PERMANENT = frozenset({Kind.INVALID, Kind.NOT_FOUND, Kind.CONFLICT})  # a key without the right changes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
