@@ -9,9 +9,9 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from gateway.core.errors import Forbidden, Unauthenticated
+from gateway.core.errors import Conflict, Forbidden, NotFound, Unauthenticated
 from gateway.core.ids import KeyId, ProjectId, new_key_id
 from gateway.core.ports import UnitOfWork
 from gateway.core.principals import ALL_SCOPES, Key, Principal, Scope
@@ -82,6 +82,36 @@ async def mint(
     return key, keyring.text(key.id)
 
 
+async def rotate(
+    unit: UnitOfWork, keyring: Keyring, key_id: KeyId, *, at: datetime, grace: timedelta
+) -> tuple[Key, str]:
+    """Record a successor with the same project, name, scopes and end, and let the old key end after ``grace``.
+
+    Raises:
+        NotFound: no such key.
+        Conflict: ``key_ended``, it was revoked or has expired.
+    """
+    old = await unit.keys.get(key_id)
+    if old is None:
+        raise NotFound("no such key", code="key_not_found", field="key")
+    if old.ended(at):
+        raise Conflict(f"key {key_id} has ended; make a new one", code="key_ended", field="key")
+    successor = await mint(
+        unit,
+        keyring,
+        project_id=old.project_id,
+        name=old.name,
+        scopes=old.scopes,
+        at=at,
+        expires_at=old.expires_at,
+    )
+    if grace:
+        await unit.keys.expire(key_id, at + grace)
+    else:
+        await unit.keys.revoke(key_id, at)
+    return successor
+
+
 async def local_key(unit: UnitOfWork, keyring: Keyring, *, at: datetime) -> str | None:
     """Return the text of the key ``local`` of project ``default``, both made on the first call.
 
@@ -116,7 +146,7 @@ async def authenticate(unit: UnitOfWork, keyring: Keyring, text: str, *, at: dat
     key_id = KeyId(match[1])
     genuine = hmac.compare_digest(keyring.secret(key_id), match[2])
     key = await unit.keys.get(key_id) if genuine else None
-    if key is None or key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= at):
+    if key is None or key.ended(at):
         raise _refusal()
     return Principal(project_id=key.project_id, key_id=key.id, scopes=key.scopes)
 

@@ -2,7 +2,8 @@
 
 import typer
 
-from gateway.cli import budgets, db, keys, ledger, models, prices, sessions
+from gateway.cli import budgets, db, keys, ledger, models, prices, projects, sessions
+from gateway.cli.audit import audit
 from gateway.cli.common import AsJson, out, print_json
 from gateway.cli.doctor import doctor
 from gateway.cli.up import up
@@ -31,6 +32,8 @@ def create_cli() -> typer.Typer:
     )
     cli.command()(up)
     cli.add_typer(keys.app, name="keys")
+    cli.add_typer(projects.app, name="projects")
+    cli.command()(audit)
     cli.add_typer(sessions.app, name="sessions")
     cli.add_typer(models.app, name="models")
     cli.command()(usage)

@@ -31,6 +31,10 @@ class Key:
     expires_at: datetime | None
     revoked_at: datetime | None
 
+    def ended(self, at: datetime) -> bool:
+        """Say whether the key opens nothing any more at ``at``."""
+        return self.revoked_at is not None or (self.expires_at is not None and self.expires_at <= at)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import Unavailable
 from gateway.core.ports import Ledger, Wakeups
+from gateway.store.audit import SqlAuditStore
 from gateway.store.blobs import SqlBlobStore
 from gateway.store.clients import SqlClientStore
 from gateway.store.collection import SqlCollectionStore
@@ -61,6 +62,7 @@ class SqlUnit:
         self.score_work = SqlScoreWorkStore(transaction)
         self.locks = SqlLockStore(transaction)
         self.collection = SqlCollectionStore(transaction)
+        self.audit = SqlAuditStore(transaction)
         self.ledger = ledger(transaction)
 
 

@@ -1,11 +1,12 @@
 """KeyStore on SQL: projects and API keys. Secrets are derived from the master key and are not here."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from sqlalchemy import RowMapping, and_, select, update
 
-from gateway.core.errors import Invalid
+from gateway.core.errors import Conflict, Invalid
 from gateway.core.ids import KeyId, ProjectId, new_project_id
 from gateway.core.principals import Key, Scope
 from gateway.core.usage import HOUSE, HOUSE_NAME
@@ -29,6 +30,17 @@ class SqlKeyStore:
         await self._transaction.insert_new(projects, row)
         rows = await self._transaction.rows(select(projects.c.id).where(projects.c.name == name))
         return ProjectId(rows[0]["id"])
+
+    async def create_project(self, name: str) -> ProjectId:
+        known = await self.projects()
+        project_id = await self.ensure_project(name)
+        if project_id in known:
+            raise Conflict(f"there is a project {name!r} already", code="project_exists", field="name")
+        return project_id
+
+    async def projects(self) -> Mapping[ProjectId, str]:
+        rows = await self._transaction.rows(select(projects).order_by(projects.c.created_at, projects.c.id))
+        return {ProjectId(row["id"]): row["name"] for row in rows}
 
     async def ensure_house(self) -> None:
         row = {"id": HOUSE, "name": HOUSE_NAME, "created_at": self._transaction.clock.now()}
@@ -60,10 +72,20 @@ class SqlKeyStore:
             _key_of(row) for row in await self._transaction.rows(select(keys).order_by(keys.c.created_at, keys.c.id))
         ]
 
-    async def revoke(self, key_id: KeyId, at: datetime) -> Key:
+    async def expire(self, key_id: KeyId, at: datetime) -> Key:
+        known = await self._known(key_id)
+        ends = at if known.expires_at is None else min(at, known.expires_at)
+        await self._transaction.write(update(keys).where(keys.c.id == key_id).values(expires_at=ends))
+        return replace(known, expires_at=ends)
+
+    async def _known(self, key_id: KeyId) -> Key:
         known = await self.get(key_id)
         if known is None:
             raise missing("key", key_id)
+        return known
+
+    async def revoke(self, key_id: KeyId, at: datetime) -> Key:
+        await self._known(key_id)
         changed = await self._transaction.write(
             update(keys).where(and_(keys.c.id == key_id, keys.c.revoked_at.is_(None))).values(revoked_at=at)
         )

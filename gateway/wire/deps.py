@@ -25,6 +25,7 @@ from gateway.wire.sampling_jobs import SamplingJobs
 
 MAX_IDEMPOTENCY_KEY = 255
 MAX_TAG = 64
+MAX_SUBJECT = 512
 
 OperationFutures = Futures[OperationId, Operation]
 ScoreFutures = Futures[ScoreId, Score]
@@ -115,10 +116,31 @@ async def _reading(request: Request) -> AsyncIterator[UnitOfWork]:
 async def _writing(request: Request) -> AsyncIterator[UnitOfWork]:
     async with _database(request).write() as unit:
         yield unit
+        await _note(unit, request)
+
+
+async def _note(unit: UnitOfWork, request: Request) -> None:
+    """Write what was done into the audit log, in the transaction that did it."""
+    principal: Principal = request.state.principal
+    named = ", ".join(f"{name}={value}" for name, value in sorted(request.path_params.items()))
+    await unit.audit.add(
+        principal.project_id,
+        actor=principal.key_id,
+        action=f"{request.method} {request.scope.get('root_path', '')}{request.scope['route'].path}",
+        subject=named[:MAX_SUBJECT],
+        request_id=request.state.request_id,
+    )
+
+
+async def _touching(request: Request) -> AsyncIterator[UnitOfWork]:
+    async with _database(request).write() as unit:
+        yield unit
 
 
 Reading = Annotated[UnitOfWork, Depends(_reading, scope="function")]
 Writing = Annotated[UnitOfWork, Depends(_writing, scope="function")]
+Touching = Annotated[UnitOfWork, Depends(_touching, scope="function")]
+"""A unit for signs of life: nobody is to answer for them, so the audit log leaves them out."""
 
 
 bearer = HTTPBearer(auto_error=False, description="An API key: tml-...")

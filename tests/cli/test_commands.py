@@ -43,6 +43,35 @@ def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(where: tuple[
     assert " revoked " in loopline("keys", "list", *where).stdout
 
 
+def test_a_rotated_key_has_a_successor_and_the_audit_log_says_so(where: tuple[str, str]) -> None:
+    old = json.loads(loopline("keys", "create", "ci", "--project", "team", "--scope", "train", "--json", *where).stdout)
+    new = json.loads(loopline("keys", "rotate", old["id"], "--json", *where).stdout)
+    assert (new["name"], new["scopes"], new["project_id"]) == ("ci", ["train"], old["project_id"])
+    listed = {one["id"]: one for one in json.loads(loopline("keys", "list", "--json", *where).stdout)}
+    assert listed[old["id"]]["revoked_at"] is not None
+    assert (listed[new["id"]]["revoked_at"], listed[new["id"]]["project"]) == (None, "team")
+    assert loopline("keys", "rotate", old["id"], *where).stderr.startswith(f"error: key {old['id']} has ended")
+
+    entries = json.loads(loopline("audit", "--project", "team", "--json", *where).stdout)
+    assert [entry["action"] for entry in entries] == ["keys rotate", "keys create"]
+    assert entries[0]["subject"] == f"key={new['id']}, name=ci, replaces={old['id']}"
+    assert "command line" in loopline("audit", *where).stdout
+
+
+def test_projects_are_made_once_and_listed_by_name(where: tuple[str, str]) -> None:
+    assert loopline("projects", "create", "team", *where).stdout.startswith("Project team is proj-")
+    assert loopline("projects", "create", "team", *where).stderr == "error: there is a project 'team' already\n"
+    loopline("keys", "create", "ci", "--project", "team", *where)
+    assert [row["name"] for row in json.loads(loopline("projects", "list", "--json", *where).stdout)] == ["team"]
+    assert loopline("projects", "list", *where).stdout.splitlines()[1].split()[1:] == ["team", "1"]
+    assert " team" in loopline("keys", "list", *where).stdout
+
+
+def test_a_read_only_key_has_no_other_scope(where: tuple[str, str]) -> None:
+    done = loopline("keys", "create", "x", "--scope", "read-only", "--scope", "train", *where)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 def helps(command: Any) -> Iterator[str]:
     """Yield every text of ``--help``, of the command and those below it."""
     yield command.help or ""

@@ -48,6 +48,7 @@ IDS: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 PATH_IDS: Mapping[tuple[str, str, str], tuple[str, ...]] = {
     (NATIVE, "/sessions", "after"): ("session",),
+    (NATIVE, "/audit", "after"): (),  # a place in the order, not a thing
     (NATIVE, "/model_packages/{group}/history", "after"): ("event",),
     (NATIVE, "/sessions/{session_id}/load_state", "version"): STATES,
     (NATIVE, "/model_packages/{group}/aliases/{alias}", "version"): ("adapter_id", "adapter"),

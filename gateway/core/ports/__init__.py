@@ -4,6 +4,7 @@ A ``UnitOfWork`` is one transaction: everything done through its stores commits 
 durable when ``Database.write`` has been left. No unit is held while waiting for an engine, a trainer or a client.
 """
 
+from gateway.core.ports.audit import AuditStore
 from gateway.core.ports.clients import ClientStore
 from gateway.core.ports.content import Artifacts, BlobStore, CorruptArtifact
 from gateway.core.ports.database import Database, UnitOfWork, Wakeups
@@ -25,6 +26,7 @@ from gateway.core.ports.work import Lease, StaleLease, Work, WorkStore
 
 __all__ = [
     "Artifacts",
+    "AuditStore",
     "BlobStore",
     "ClientStore",
     "CorruptArtifact",

@@ -3,6 +3,7 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from gateway.core.ports.audit import AuditStore
 from gateway.core.ports.clients import ClientStore
 from gateway.core.ports.collection import CollectionStore
 from gateway.core.ports.content import BlobStore
@@ -53,6 +54,8 @@ class UnitOfWork(Protocol):
     def locks(self) -> LockStore: ...
     @property
     def collection(self) -> CollectionStore: ...
+    @property
+    def audit(self) -> AuditStore: ...
     @property
     def ledger(self) -> Ledger: ...
 

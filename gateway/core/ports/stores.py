@@ -1,6 +1,6 @@
 """The stores of one transaction that the edge uses: sessions, the operation log, keys, samples, usage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -118,6 +118,18 @@ class KeyStore(Protocol):
     async def get(self, key_id: KeyId) -> Key | None: ...
 
     async def all(self) -> Sequence[Key]: ...
+
+    async def projects(self) -> Mapping[ProjectId, str]:
+        """Return the names of all projects, oldest first."""
+        ...
+
+    async def create_project(self, name: str) -> ProjectId:
+        """Raises Conflict: ``project_exists``."""
+        ...
+
+    async def expire(self, key_id: KeyId, at: datetime) -> Key:
+        """Let a key end at ``at``, or when it ends anyway if that is earlier. Raises NotFound."""
+        ...
 
     async def revoke(self, key_id: KeyId, at: datetime) -> Key:
         """Raises NotFound. Revoking twice keeps the first time."""

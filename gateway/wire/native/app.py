@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 
 from gateway.wire.native import (
+    audit,
     base_models,
     budgets,
     errors,
@@ -30,6 +31,17 @@ def create_native_app() -> FastAPI:
         title="Loopline", version="1", description=DESCRIPTION, redirect_slashes=False, strict_content_type=False
     )
     errors.install(app)
-    for module in (sessions, operations, sampling, logprobs, base_models, model_packages, usage, budgets, estimate):
+    for module in (
+        sessions,
+        operations,
+        sampling,
+        logprobs,
+        base_models,
+        model_packages,
+        usage,
+        budgets,
+        audit,
+        estimate,
+    ):
         app.include_router(module.router)
     return app

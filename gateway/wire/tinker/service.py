@@ -7,7 +7,7 @@ from gateway.core.clients import Client, Finish
 from gateway.core.errors import Forbidden
 from gateway.core.ids import new_client_id
 from gateway.core.validation import MAX_DATUMS
-from gateway.wire.deps import Caller, CatalogDep, ClockDep, WorkCaller, Writing
+from gateway.wire.deps import Caller, CatalogDep, ClockDep, Touching, WorkCaller, Writing
 from gateway.wire.tinker.routes import TinkerRoute
 from gateway.wire.tinker.schemas import (
     Capabilities,
@@ -64,7 +64,7 @@ async def create_session(body: SessionAsked, principal: WorkCaller, clock: Clock
 
 @router.post("/session_heartbeat", response_model=None)
 async def heartbeat(
-    body: HeartbeatAsked, principal: WorkCaller, clock: ClockDep, unit: Writing
+    body: HeartbeatAsked, principal: WorkCaller, clock: ClockDep, unit: Touching
 ) -> HeartbeatTold | Response:
     """Keep a program's sessions from expiring; 410 tells a finished one to stop asking."""
     client = await find_client(unit, principal.project_id, body.session_id)
