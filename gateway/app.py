@@ -35,6 +35,7 @@ from gateway.verdicts import Verdicts
 from gateway.wire.deps import State
 from gateway.wire.edge import RequestEdge
 from gateway.wire.idempotency import FirstAnswers
+from gateway.wire.limits import Limiter
 from gateway.wire.native import errors as native_errors
 from gateway.wire.native.app import create_native_app
 from gateway.wire.openai.app import create_openai_app
@@ -119,6 +120,7 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
             wait_s=SERVER_WAIT_S,
             allow_weak_durability=settings.allow_weak_durability,
             ledger=ledger_factory(sheet, clock, owner),
+            limits=settings.limits,
         )
     )
     sheet.book = await _price_list(database, settings, files, at=clock.now())
@@ -169,6 +171,7 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
         first_answers=FirstAnswers(),
         sampling_jobs=jobs,
         artifacts=artifacts,
+        limiter=Limiter(database),
         max_body_bytes=settings.max_body_bytes,
         undelete_s=settings.undelete_s,
         metrics=collected,

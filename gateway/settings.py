@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from gateway.core.limits import Limit, Limits
 from gateway.places import Places
 
 
@@ -23,6 +24,27 @@ class Settings(Places):
     undelete_s: float = Field(default=604800.0, ge=0, description="How long a deleted version can be brought back")
     engine_timeout_s: float = Field(default=600.0, gt=0, description="Longest time of one engine request")
     max_running_samples: int = Field(default=4096, ge=1, description="Background samples of one gateway at a time")
+
+    limit_requests_per_minute: int | None = Field(
+        default=60000, ge=1, description="Calls of a project that work or change something, by the minute"
+    )
+    limit_tokens_per_minute: int | None = Field(
+        default=None, ge=1, description="Prompt, sampled and trained tokens of a project by the minute; unset: any"
+    )
+    limit_sessions: int | None = Field(default=1000, ge=1, description="Live sessions of a project")
+    limit_queued_operations: int | None = Field(default=10000, ge=1, description="Waiting operations of a project")
+    limit_versions: int | None = Field(default=100000, ge=1, description="Versions of a project whose files are kept")
+    limit_stored_bytes: int | None = Field(default=None, ge=1, description="Bytes of those files; unset: any")
+    limit_n: int | None = Field(default=None, ge=1, description="Samples per prompt; unset: what the dialect allows")
+    limit_max_tokens: int | None = Field(default=None, ge=1, description="Tokens of one sample; unset: the context")
+    limit_stop: int | None = Field(default=None, ge=1, description="Stop entries; unset: what the dialect allows")
+    limit_prompts: int | None = Field(default=None, ge=1, description="Prompts of a request; unset: as the dialect")
+
+    @property
+    def limits(self) -> Limits:
+        """What every project may have, where it has no value of its own."""
+        set_here = {limit: getattr(self, f"limit_{limit.value}", None) for limit in Limit}
+        return {limit: value for limit, value in set_here.items() if value is not None}
 
     @property
     def resolved_master_key_file(self) -> Path:

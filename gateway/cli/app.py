@@ -2,7 +2,7 @@
 
 import typer
 
-from gateway.cli import budgets, db, keys, ledger, models, prices, projects, sessions
+from gateway.cli import budgets, db, keys, ledger, limits, models, prices, projects, sessions
 from gateway.cli.audit import audit
 from gateway.cli.common import AsJson, out, print_json
 from gateway.cli.doctor import doctor
@@ -39,6 +39,7 @@ def create_cli() -> typer.Typer:
     cli.command()(usage)
     cli.add_typer(prices.app, name="prices")
     cli.add_typer(budgets.app, name="budgets")
+    cli.add_typer(limits.app, name="limits")
     cli.add_typer(ledger.app, name="ledger")
     cli.add_typer(db.app, name="db")
     cli.command()(doctor)

@@ -11,6 +11,7 @@ from gateway.core.catalog import BaseModel
 from gateway.core.errors import Conflict, Invalid, SequenceReused
 from gateway.core.ids import KeyId, ProjectId, SessionId
 from gateway.core.ledger import WorstCase
+from gateway.core.limits import Limit
 from gateway.core.operations import MAX_SEQ, Operation
 from gateway.core.payloads import (
     Forward,
@@ -80,6 +81,7 @@ async def submit(
     Raises:
         NotFound: no such session in the project, or (load_state) no such state.
         SequenceReused: ``seq`` is taken by other content.
+        QuotaFull: the project or the key has as many operations queued, or versions or bytes stored, as it may.
         OutOfBudget: what the operation costs does not fit into a budget; nothing was queued.
         Conflict: the session no longer accepts work; the seq has been passed; the key was used for other content; a
             save's name is taken.
@@ -116,11 +118,16 @@ async def submit(
         await _check_load(unit, session, payload)
     if isinstance(payload, SaveWeights | SaveState) and payload.labels.name is not None:
         await _check_free(unit, session, payload)
+    await unit.limits.require_room(project_id, key_id, Limit.QUEUE)
+    if isinstance(payload, SaveWeights | SaveState):
+        await unit.limits.require_room(project_id, key_id, Limit.VERSIONS)
+        await unit.limits.require_room(project_id, key_id, Limit.STORED)
     operation = await unit.operations.add(
         session=session, key_id=key_id, seq=seq, payload=payload, digest=digest, idempotency_key=idempotency_key
     )
     tokens = billed_tokens(payload)
     if tokens:
+        await unit.limits.charge(project_id, key_id, tokens)
         await unit.ledger.hold(
             WorstCase(
                 source=operation.id,

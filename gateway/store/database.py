@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import Unavailable
+from gateway.core.limits import Limits
 from gateway.core.ports import Ledger, Wakeups
 from gateway.store.audit import SqlAuditStore
 from gateway.store.blobs import SqlBlobStore
@@ -21,6 +22,7 @@ from gateway.store.clients import SqlClientStore
 from gateway.store.collection import SqlCollectionStore
 from gateway.store.failures import is_away, is_full
 from gateway.store.keys import SqlKeyStore
+from gateway.store.limits import SqlLimitStore
 from gateway.store.locks import SqlLockStore
 from gateway.store.no_ledger import NoLedger
 from gateway.store.operations import SqlOperationStore
@@ -46,9 +48,10 @@ SERVER_WAIT_S = 60.0  # how long a gateway or trainer that starts waits for its 
 class SqlUnit:
     """UnitOfWork on one transaction."""
 
-    def __init__(self, transaction: Transaction, ledger: LedgerFactory) -> None:
+    def __init__(self, transaction: Transaction, ledger: LedgerFactory, limits: Limits) -> None:
         self.blobs = SqlBlobStore(transaction)
-        self.sessions = SqlSessionStore(transaction)
+        self.limits = SqlLimitStore(transaction, limits)
+        self.sessions = SqlSessionStore(transaction, self.limits)
         self.operations = SqlOperationStore(transaction)
         self.versions = SqlVersionStore(transaction)
         self.registry = SqlRegistry(transaction)
@@ -85,8 +88,9 @@ class Transactions(Protocol):
 class SqlDatabase:
     """Database on SQL. ``wakeups`` tells when somebody, in any process, committed something worth a look."""
 
-    def __init__(self, transactions: Transactions, ledger: LedgerFactory) -> None:
+    def __init__(self, transactions: Transactions, ledger: LedgerFactory, limits: Limits) -> None:
         self._transactions = transactions
+        self._limits = limits
         self._ledger = ledger
 
     @property
@@ -107,7 +111,7 @@ class SqlDatabase:
         """
         with _translated():
             async with self._transactions.read() as transaction:
-                yield SqlUnit(transaction, self._ledger)
+                yield SqlUnit(transaction, self._ledger, self._limits)
 
     @asynccontextmanager
     async def write(self, *, durable: bool = True) -> AsyncGenerator[SqlUnit]:
@@ -118,7 +122,7 @@ class SqlDatabase:
         """
         with _translated():
             async with self._transactions.write(durable=durable) as transaction:
-                yield SqlUnit(transaction, self._ledger)
+                yield SqlUnit(transaction, self._ledger, self._limits)
 
     async def look(self, work: Callable[[Connection], T]) -> T:
         """Run ``work``, which only reads, on the connection of a consistent read: for those with tables of their own.
@@ -165,12 +169,14 @@ async def open_database(
     wait_s: float = 0.0,
     allow_weak_durability: bool = False,
     ledger: LedgerFactory | None = None,
+    limits: Limits | None = None,
 ) -> AsyncIterator[SqlDatabase]:
     """Connect to a migrated database; large blobs go to files under ``blob_dir``.
 
     A server that is not up yet (it may be replaying its log after a crash) is waited for, ``wait_s`` seconds. With
     ``allow_weak_durability`` a server that may lose acknowledged commits is used all the same, with a warning. Without
     a ``ledger`` nothing is held and nothing can be asked about money; usage facts are recorded all the same.
+    ``limits`` are what every project may have.
 
     Raises:
         ValueError: a URL of another kind.
@@ -191,4 +197,4 @@ async def open_database(
     async with AsyncExitStack() as stack:
         with _translated():
             transactions = await stack.enter_async_context(opened)
-        yield SqlDatabase(transactions, ledger or NoLedger)
+        yield SqlDatabase(transactions, ledger or NoLedger, limits or {})

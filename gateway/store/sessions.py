@@ -9,7 +9,9 @@ from sqlalchemy import ColumnElement, RowMapping, Select, and_, case, exists, fu
 from gateway.core.clients import Seat
 from gateway.core.errors import Conflict, Unavailable
 from gateway.core.ids import ClientId, KeyId, ProjectId, SessionId, VersionId
+from gateway.core.limits import Limit
 from gateway.core.operations import Status
+from gateway.core.ports import LimitStore
 from gateway.core.sessions import Activity, ComputeRules, OrderRule, Recovery, Session, SessionStatus, Snapshot
 from gateway.store.blobs import KEPT
 from gateway.store.keys_used import free_key
@@ -25,14 +27,16 @@ OPEN = (Status.QUEUED, Status.RUNNING)
 class SqlSessionStore:
     """SessionStore."""
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: Transaction, limits: LimitStore) -> None:
         self._transaction = transaction
+        self._limits = limits
 
     async def add(self, session: Session, *, idempotency_key: str | None, request_digest: str) -> None:
         for text, field in ((session.name, "name"), (idempotency_key, "Idempotency-Key")):
             require_storable(text, field)
         for label, value in session.user_metadata.items():
             require_storable(label + value, "user_metadata")
+        await self._limits.require_room(session.project_id, session.key_id, Limit.SESSIONS)
         row = {
             "id": session.id,
             "project_id": session.project_id,

@@ -174,6 +174,7 @@ operations = Table(
     ),
     partial_index("uq_operations_running", "session_id", where="status = 'running' AND NOT staged", unique=True),
     partial_index("ix_operations_open", "session_id", "seq", where="status IN ('queued', 'running')"),
+    partial_index("ix_operations_queued", "project_id", where="status = 'queued'"),
     partial_index("ix_operations_waiting", "created_at", where="status = 'queued'"),
 )
 

@@ -16,11 +16,13 @@ from gateway.core.clock import Clock
 from gateway.core.errors import Invalid
 from gateway.core.futures import Futures
 from gateway.core.ids import OperationId, ScoreId
+from gateway.core.limits import Allowance
 from gateway.core.operations import Operation
 from gateway.core.ports import Artifacts, Database, Engines, Prices, UnitOfWork
 from gateway.core.principals import Principal, Scope
 from gateway.core.scores import Score
 from gateway.wire.idempotency import FirstAnswers
+from gateway.wire.limits import Limiter
 from gateway.wire.sampling_jobs import SamplingJobs
 
 MAX_IDEMPOTENCY_KEY = 255
@@ -45,6 +47,7 @@ class State(TypedDict):
     artifacts: Artifacts
     first_answers: FirstAnswers
     sampling_jobs: SamplingJobs
+    limiter: Limiter
     max_body_bytes: int
     undelete_s: float
 
@@ -169,6 +172,14 @@ TrainCaller = Annotated[Principal, Depends(Needs(Scope.TRAIN))]
 InferenceCaller = Annotated[Principal, Depends(Needs(Scope.INFERENCE))]
 WorkCaller = Annotated[Principal, Depends(Needs(Scope.INFERENCE, Scope.TRAIN))]
 AdminCaller = Annotated[Principal, Depends(Needs(Scope.ADMIN))]
+
+
+def _allowance(request: Request) -> Allowance:
+    return request.state.allowance
+
+
+AllowanceDep = Annotated[Allowance, Depends(_allowance)]
+"""What the caller may ask for; its rates were counted before the body was read."""
 
 
 def _idempotency_key(idempotency_key: Annotated[str | None, Header()] = None) -> str | None:

@@ -38,7 +38,9 @@ class RequestEdge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                answered = MutableHeaders(scope=message)
+                answered[HEADER] = request_id
+                answered.update(scope["state"].get("headers", {}))
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):

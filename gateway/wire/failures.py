@@ -12,6 +12,12 @@ from gateway.wire.bodies import invalid_from
 
 RETRY_AFTER_S = 1
 
+
+def retry_after(error: GatewayError) -> str:
+    """Return when to come back, in whole seconds: when the rate allows it, else soon."""
+    return str(error.details.get("retry_after_s", RETRY_AFTER_S))
+
+
 Notice = Callable[[Request, Exception], Awaitable[None]]
 
 

@@ -132,6 +132,8 @@ async def record(unit: UnitOfWork, call: Call, facts: Sequence[UsageFact], at: d
     """Add ``facts``, settle the hold and mark the session as used. Recording the same again changes nothing."""
     if facts:
         await unit.usage.add(facts)
+        billed = sum(fact.quantity for fact in facts if fact.project_id == call.principal.project_id)
+        await unit.limits.charge(call.principal.project_id, call.principal.key_id, billed)
     await unit.ledger.settle(call.sample_id, facts)
     if call.session_id is not None:
         await unit.sessions.touch(call.session_id, at)

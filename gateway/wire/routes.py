@@ -1,4 +1,4 @@
-"""The route class of every dialect: first who is calling, then the body, then the handler.
+"""The route class of every dialect: first who is calling, then their rates, then the body, then the handler.
 
 A stranger's body is never read, and a body that is not strict JSON never reaches a schema.
 """
@@ -7,14 +7,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 
 from gateway.auth.keys import authenticate
 from gateway.core.errors import GatewayError, Unauthenticated
+from gateway.core.limits import Limit
 from gateway.core.principals import Principal
 from gateway.wire.bodies import StrictRequest
+from gateway.wire.deps import Needs
 
 
 class DialectRoute(APIRoute):
@@ -30,13 +33,15 @@ class DialectRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        works = self.methods != {"GET"} and _needs_a_scope(self.dependant)
 
         async def guarded(request: Request) -> Response:
             request.state.principal = await _authenticate(request, self.presented_key(request.headers))
+            most = await _admit(request, works=works)
             strict = StrictRequest(
                 request.scope,
                 request.receive,
-                max_bytes=request.state.max_body_bytes,
+                max_bytes=most,
                 media_types=self.media_types,
             )
             if strict.method not in ("GET", "HEAD", "OPTIONS"):
@@ -51,6 +56,26 @@ class DialectRoute(APIRoute):
 
     async def refused(self, request: StrictRequest, error: GatewayError | RequestValidationError) -> None:
         """Hear of a refusal before it is answered; what the handler wrote is rolled back after this."""
+
+
+def _needs_a_scope(dependant: Dependant) -> bool:
+    return isinstance(dependant.call, Needs) or any(_needs_a_scope(inner) for inner in dependant.dependencies)
+
+
+async def _admit(request: Request, *, works: bool) -> int:
+    """Count a request that works or changes something; return how many bytes its body may have.
+
+    Raises:
+        RateLimited: the project or the key has used up a rate.
+    """
+    limiter, principal = request.state.limiter, request.state.principal
+    if works:
+        request.state.allowance, request.state.headers = await limiter.admit(principal)
+    else:
+        request.state.allowance = await limiter.allowance(principal)
+    return min(
+        request.state.max_body_bytes, request.state.allowance.limits.get(Limit.BODY, request.state.max_body_bytes)
+    )
 
 
 async def _authenticate(request: Request, text: str | None) -> Principal:

@@ -207,3 +207,18 @@ def test_times_are_told_in_one_unit() -> None:
     now = datetime(2026, 1, 2, tzinfo=UTC)
     spans = [timedelta(seconds=5), timedelta(minutes=3), timedelta(hours=5), timedelta(days=9), -timedelta(seconds=1)]
     assert [ago(now - span, now) for span in spans] == ["5 s ago", "3 min ago", "5 h ago", "9 d ago", "0 s ago"]
+
+
+def test_limits_are_set_listed_and_lifted(where: tuple[str, str]) -> None:
+    made = json.loads(loopline("keys", "create", "ci", "--project", "team", "--json", *where).stdout)
+    assert loopline("limits", "set", "project", "team", "sessions", "5", *where).returncode == 0
+    assert loopline("limits", "set", "key", made["id"], "n", "2", *where).returncode == 0
+    listed = json.loads(loopline("limits", "list", "--json", *where).stdout)
+    assert listed["defaults"]["sessions"] == 1000
+    assert [(one["scope"], one["limit"], one["value"]) for one in listed["own"]] == [
+        ("key", "n", 2),
+        ("project", "sessions", 5),
+    ]
+    assert loopline("limits", "remove", "project", "team", "sessions", *where).returncode == 0
+    assert loopline("limits", "remove", "project", "team", "sessions", *where).returncode == 1
+    assert loopline("limits", "set", "project", "nobody", "n", "2", *where).returncode == 1

@@ -219,7 +219,7 @@ def rows_of(gateway: Gateway, project: str | None = None) -> dict[str, list[tupl
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
             columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-            if "project_id" not in columns or table.startswith(("ledger_", "usage_", "holds")):
+            if "project_id" not in columns or table.startswith(("ledger_", "usage_", "holds", "rate_")):
                 continue
             names = ", ".join(column for column in columns if column not in _RESTLESS)
             where = " WHERE project_id = (SELECT id FROM projects WHERE name = ?)" if project else ""

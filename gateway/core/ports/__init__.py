@@ -9,6 +9,7 @@ from gateway.core.ports.clients import ClientStore
 from gateway.core.ports.content import Artifacts, BlobStore, CorruptArtifact
 from gateway.core.ports.database import Database, UnitOfWork, Wakeups
 from gateway.core.ports.ledger import Ledger
+from gateway.core.ports.limits import LimitStore, OwnLimit
 from gateway.core.ports.registry import Registry, Upkeep, VersionStore
 from gateway.core.ports.scores import ScoreStore, ScoreWork, ScoreWorkStore
 from gateway.core.ports.serving import EngineHealth, EngineMetrics, Engines, Prices, Probe, Probes
@@ -37,8 +38,10 @@ __all__ = [
     "KeyStore",
     "Lease",
     "Ledger",
+    "LimitStore",
     "LockStore",
     "OperationStore",
+    "OwnLimit",
     "Prices",
     "Probe",
     "Probes",

@@ -8,6 +8,7 @@ from gateway.core.ports.clients import ClientStore
 from gateway.core.ports.collection import CollectionStore
 from gateway.core.ports.content import BlobStore
 from gateway.core.ports.ledger import Ledger
+from gateway.core.ports.limits import LimitStore
 from gateway.core.ports.registry import Registry, Upkeep, VersionStore
 from gateway.core.ports.scores import ScoreStore, ScoreWorkStore
 from gateway.core.ports.stores import (
@@ -54,6 +55,8 @@ class UnitOfWork(Protocol):
     def locks(self) -> LockStore: ...
     @property
     def collection(self) -> CollectionStore: ...
+    @property
+    def limits(self) -> LimitStore: ...
     @property
     def audit(self) -> AuditStore: ...
     @property

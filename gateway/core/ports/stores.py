@@ -18,7 +18,12 @@ class SessionStore(Protocol):
     """Sessions of a project. A stranger's session is NotFound, like a missing one."""
 
     async def add(self, session: Session, *, idempotency_key: str | None, request_digest: str) -> None:
-        """Raises Conflict when the project already has a live session of that name."""
+        """Record a new session.
+
+        Raises:
+            Conflict: the project already has a live session of that name.
+            QuotaFull: the project or the key has as many live sessions as it may.
+        """
         ...
 
     async def by_idempotency_key(self, project_id: ProjectId, key: str) -> tuple[Session, str] | None:

@@ -33,7 +33,7 @@ def render(request: Request, error: GatewayError, *, status: int | None = None) 
     status = status or (413 if isinstance(error, BodyTooLarge) else STATUS[error.kind])
     headers: dict[str, str] = {}
     if status in (429, 503):
-        headers["Retry-After"] = str(failures.RETRY_AFTER_S)
+        headers["Retry-After"] = failures.retry_after(error)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(_body(request, error), status_code=status, headers=headers)

@@ -15,11 +15,13 @@ from gateway.core.costs import cost_nanos
 from gateway.core.errors import Invalid
 from gateway.core.ids import SampleId, new_sample_id
 from gateway.core.ledger import BudgetStanding
+from gateway.core.limits import Allowance
 from gateway.core.ports import Database, Engines, Prices, StoredSample
 from gateway.core.principals import Principal
 from gateway.core.sampling import Generation, SampleRequest, SamplingParams, Target, check_sample_request
 from gateway.core.sessions import Session
 from gateway.wire.deps import (
+    AllowanceDep,
     CatalogDep,
     ClockDep,
     DatabaseDep,
@@ -31,6 +33,7 @@ from gateway.wire.deps import (
     Tag,
 )
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
+from gateway.wire.limits import check_sizes
 from gateway.wire.metering import Call, cost_headers, held, record
 from gateway.wire.native.render import sequences_read, usage_read, version_address, version_id
 from gateway.wire.native.schemas.base import Read
@@ -62,6 +65,7 @@ class Sampler:
     first_answers: FirstAnswers
     idempotency_key: str | None
     tag: str | None
+    allowance: Allowance
 
     async def of_session(self, session: Session, version: str | None) -> Target:
         return await session_target(self.database, self.engines, self.catalog, self.clock, session, version=version)
@@ -110,6 +114,7 @@ class Sampler:
         A ``scoring`` call does not pay for the one token that the engine has to generate.
         """
         check_sample_request(request, target.base)
+        check_sizes(self.allowance, request, samples="num_samples")
         call = self._call(request, target, session, scoring=scoring)
         async with held(self.database, call) as notices:
             generation = await self.engines.generate(target, request)
@@ -165,6 +170,7 @@ def _sampler(
     first_answers: FirstAnswersDep,
     idempotency_key: IdempotencyKey,
     tag: Tag,
+    allowance: AllowanceDep,
 ) -> Sampler:
     return Sampler(
         principal=principal,
@@ -176,6 +182,7 @@ def _sampler(
         first_answers=first_answers,
         idempotency_key=idempotency_key,
         tag=tag,
+        allowance=allowance,
     )
 
 

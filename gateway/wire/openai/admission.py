@@ -11,12 +11,22 @@ from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
 from gateway.core.errors import Invalid, NotFound
 from gateway.core.ids import SampleId, SessionId, new_sample_id
+from gateway.core.limits import Allowance, Limit
 from gateway.core.ports import Database, Engines, Prices
 from gateway.core.principals import Principal
 from gateway.core.sampling import Target
 from gateway.core.sessions import Session
 from gateway.core.validation import check_tokens
-from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, EnginesDep, InferenceCaller, PricesDep, Tag
+from gateway.wire.deps import (
+    AllowanceDep,
+    CatalogDep,
+    ClockDep,
+    DatabaseDep,
+    EnginesDep,
+    InferenceCaller,
+    PricesDep,
+    Tag,
+)
 from gateway.wire.metering import Call
 from gateway.wire.openai.schemas import MAX_SEQUENCES, ChatCreate, CompletionCreate, Prompt, SamplingCreate
 from gateway.wire.targets import answer_headers, find_session, find_target, session_target
@@ -61,6 +71,7 @@ class Admission:
     prices: Prices
     clock: Clock
     tag: str | None
+    allowance: Allowance
 
     async def chat(self, asked: ChatCreate) -> Admitted:
         """Admit a chat completion.
@@ -159,7 +170,12 @@ class Admission:
         echo: bool,
     ) -> Admitted:
         _check(asked, target, len(lengths))
-        limit: int = body["max_tokens"] if "max_tokens" in body else body["max_completion_tokens"]
+        field = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
+        limit: int = body[field]
+        self.allowance.check(Limit.PROMPTS, len(lengths), name="prompt")
+        self.allowance.check(Limit.SAMPLES, asked.n or 1, name="n")
+        self.allowance.check(Limit.TOKENS_OUT, limit, name=field)
+        self.allowance.check(Limit.STOPS, len(asked.stop or ()), name="stop")
         samples, sample_id, scoring = asked.n or 1, new_sample_id(), limit == 0
         return Admitted(
             sample_id=sample_id,
@@ -262,9 +278,17 @@ def _admission(
     prices: PricesDep,
     clock: ClockDep,
     tag: Tag,
+    allowance: AllowanceDep,
 ) -> Admission:
     return Admission(
-        principal=principal, database=database, engines=engines, catalog=catalog, prices=prices, clock=clock, tag=tag
+        principal=principal,
+        database=database,
+        engines=engines,
+        catalog=catalog,
+        prices=prices,
+        clock=clock,
+        tag=tag,
+        allowance=allowance,
     )
 
 

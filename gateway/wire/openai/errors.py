@@ -42,7 +42,7 @@ def _render(request: Request, error: GatewayError, *, status: int | None = None)
     if error.kind is Kind.OUT_OF_BUDGET:
         headers["X-Should-Retry"] = "false"  # the clients would repeat a 429 for minutes
     elif status in (429, 503):
-        headers["Retry-After"] = str(failures.RETRY_AFTER_S)
+        headers["Retry-After"] = failures.retry_after(error)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error_body(error), status_code=status, headers=headers)

@@ -36,7 +36,7 @@ def install(app: FastAPI) -> None:
 def render(request: Request, error: GatewayError, *, status: int | None = None) -> JSONResponse:
     """Return ``error`` as a response; ``status`` overrides the table."""
     status = status or (413 if isinstance(error, BodyTooLarge) else TABLE[error.kind][0])
-    headers = {"Retry-After": str(failures.RETRY_AFTER_S)} if status in (429, 503) else {}
+    headers = {"Retry-After": failures.retry_after(error)} if status in (429, 503) else {}
     body = {
         **failed(error),
         "detail": error.message,

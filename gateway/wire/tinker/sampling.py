@@ -13,6 +13,7 @@ from gateway.core.principals import Principal
 from gateway.core.sampling import Target
 from gateway.core.versions import Version
 from gateway.wire.deps import (
+    AllowanceDep,
     CatalogDep,
     ClockDep,
     DatabaseDep,
@@ -24,6 +25,7 @@ from gateway.wire.deps import (
     Writing,
 )
 from gateway.wire.idempotency import request_digest
+from gateway.wire.limits import check_sizes
 from gateway.wire.metering import Call, held
 from gateway.wire.sampling_jobs import Answered
 from gateway.wire.scoring import Scorer
@@ -129,9 +131,11 @@ async def asample(
     clock: ClockDep,
     jobs: SamplingJobsDep,
     scores: ScoreFuturesDep,
+    allowance: AllowanceDep,
 ) -> SampleFuture:
     """Take a sample into work. The same ``seq_id`` of the same handle names the same sample."""
     question = question_of(body, catalog.get(sampler.base_model))
+    check_sizes(allowance, question.request, samples="num_samples")
 
     async def work(sample_id: SampleId) -> Answered:
         target = await sampler_target(database, engines, catalog, clock, sampler)

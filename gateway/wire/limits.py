@@ -1,0 +1,105 @@
+"""Rates at the edge.
+
+A gateway takes requests from the shared buckets a second's worth at a time and spends them here, so that a busy key
+does not cost a write per request; what it knows of a key's limits is at most a second old. Tokens are counted when they
+are consumed: calls are let in while any are left, and what they take beyond that is owed.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.core.ids import KeyId, ProjectId
+from gateway.core.limits import Allowance, Limit, rate_limited
+from gateway.core.ports import Database
+from gateway.core.principals import Principal
+from gateway.core.sampling import SampleRequest
+
+KEPT_S = 1.0  # what was taken and not spent by then is given up
+
+
+@dataclass(slots=True)
+class _Purse:
+    """What one key may still do here until ``until``."""
+
+    allowance: Allowance = field(default_factory=Allowance)
+    left: int = 0
+    until: float = 0.0
+    filling: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def fresh(self) -> bool:
+        return time.monotonic() < self.until
+
+
+class Limiter:
+    """Lets requests in. One per gateway."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._purses: dict[tuple[ProjectId, KeyId], _Purse] = {}
+
+    async def allowance(self, principal: Principal) -> Allowance:
+        """Return the caller's limits without counting a request."""
+        purse = self._purse(principal)
+        if not purse.fresh:
+            async with self._database.read() as unit:
+                purse.allowance = await unit.limits.allowance(principal.project_id, principal.key_id)
+            purse.left, purse.until = 0, time.monotonic() + KEPT_S
+        return purse.allowance
+
+    async def admit(self, principal: Principal) -> tuple[Allowance, Mapping[str, str]]:
+        """Count one request; return the caller's limits, and the headers that say what is left.
+
+        Raises:
+            RateLimited: no request, or no token, is left for the project or the key.
+        """
+        purse = self._purse(principal)
+        async with purse.filling:
+            if not purse.fresh or (not purse.left and Limit.REQUESTS in purse.allowance.limits):
+                await self._fill(purse, principal)
+            for (scope, rate), bucket in sorted(purse.allowance.buckets.items(), key=lambda item: item[1].left):
+                if not purse.left if rate is Limit.REQUESTS else bucket.left <= 0:
+                    raise rate_limited(rate, scope, bucket)
+            purse.left = max(0, purse.left - 1)
+        return purse.allowance, headers(purse.allowance, purse.left)
+
+    def _purse(self, principal: Principal) -> _Purse:
+        return self._purses.setdefault((principal.project_id, principal.key_id), _Purse())
+
+    async def _fill(self, purse: _Purse, principal: Principal) -> None:
+        known = purse.allowance.limits.get(Limit.REQUESTS)
+        if known is None:  # nothing to take, or nothing known yet
+            async with self._database.read() as unit:
+                purse.allowance = await unit.limits.allowance(principal.project_id, principal.key_id)
+            known = purse.allowance.limits.get(Limit.REQUESTS)
+        if known is not None:
+            async with self._database.write(durable=False) as unit:
+                purse.left, purse.allowance = await unit.limits.take(
+                    principal.project_id, principal.key_id, Limit.REQUESTS, max(1, known // 60)
+                )
+        purse.until = time.monotonic() + KEPT_S
+
+
+def headers(allowance: Allowance, purse: int) -> dict[str, str]:
+    """Return OpenAI's headers of the narrowest bucket of each rate; ``purse`` was taken from it and is not spent."""
+    said: dict[str, str] = {}
+    for word, rate, more in (("requests", Limit.REQUESTS, purse), ("tokens", Limit.TOKENS, 0)):
+        bucket = allowance.narrowest(rate)
+        if bucket is not None:
+            said[f"x-ratelimit-limit-{word}"] = str(bucket.limit)
+            said[f"x-ratelimit-remaining-{word}"] = str(max(0, min(bucket.limit, bucket.left + more)))
+            said[f"x-ratelimit-reset-{word}"] = f"{bucket.reset_s:.3f}s"
+    return said
+
+
+def check_sizes(allowance: Allowance, request: SampleRequest, *, samples: str) -> None:
+    """Hold a sampling request against the caller's limits; ``samples`` is what the dialect calls its number of samples.
+
+    Raises:
+        Invalid: ``limit_exceeded``.
+    """
+    allowance.check(Limit.SAMPLES, request.num_samples, name=samples)
+    allowance.check(Limit.TOKENS_OUT, request.params.max_tokens or 0, name="max_tokens")
+    allowance.check(Limit.STOPS, len(request.params.stop) + len(request.params.stop_token_ids), name="stop")

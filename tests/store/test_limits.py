@@ -1,0 +1,63 @@
+"""Limits on both databases: whose value counts, and that nobody gets more than there is, however many ask at once."""
+
+import asyncio
+
+import pytest
+
+from gateway.core.ids import KeyId, ProjectId
+from gateway.core.limits import Limit, LimitScope, QuotaFull
+from gateway.core.ports import OwnLimit
+from gateway.store import SqlDatabase
+from tests.store.bench import Bench
+
+
+async def own(database: SqlDatabase, project: ProjectId, scope: LimitScope, id: str, limit: Limit, value: int) -> None:
+    async with database.write() as unit:
+        await unit.limits.set(OwnLimit(scope=scope, scope_id=id, project_id=project, limit=limit, value=value))
+
+
+async def test_the_smaller_of_project_and_key_counts(database: SqlDatabase) -> None:
+    async with database.write() as unit:
+        project = await unit.keys.ensure_project("one")
+    await own(database, project, LimitScope.PROJECT, project, Limit.SAMPLES, 8)
+    await own(database, project, LimitScope.KEY, "k", Limit.SAMPLES, 4)
+    await own(database, project, LimitScope.PROJECT, project, Limit.SAMPLES, 9)
+    async with database.read() as unit:
+        assert (await unit.limits.allowance(project, KeyId("k"))).limits == {Limit.SAMPLES: 4}
+        assert (await unit.limits.allowance(project, KeyId("other"))).limits == {Limit.SAMPLES: 9}
+        assert [one.value for one in await unit.limits.own(project)] == [4, 9]
+    async with database.write() as unit:
+        assert await unit.limits.remove(LimitScope.KEY, "k", Limit.SAMPLES)
+        assert not await unit.limits.remove(LimitScope.KEY, "k", Limit.SAMPLES)
+
+
+async def test_many_takers_share_one_bucket_exactly(database: SqlDatabase) -> None:
+    async with database.write() as unit:
+        project = await unit.keys.ensure_project("one")
+    await own(database, project, LimitScope.PROJECT, project, Limit.REQUESTS, 50)
+
+    async def take(key: str) -> int:
+        async with database.write() as unit:
+            return (await unit.limits.take(project, KeyId(key), Limit.REQUESTS, 3))[0]
+
+    granted = await asyncio.gather(*(take(f"key-{number % 4}") for number in range(24)))
+    assert sum(granted) == 50
+
+
+async def test_the_last_session_is_opened_once(database: SqlDatabase, bench: Bench) -> None:
+    project = bench.project_id
+    await own(database, project, LimitScope.PROJECT, project, Limit.SESSIONS, 3)
+    opened = await asyncio.gather(*(bench.open() for _ in range(6)), return_exceptions=True)
+    refused = [one for one in opened if isinstance(one, QuotaFull)]
+    assert (len(opened) - len(refused), len(refused)) == (3, 3)
+
+
+@pytest.mark.parametrize("limit", [Limit.QUEUE, Limit.VERSIONS, Limit.STORED])
+async def test_what_is_not_there_counts_nothing(database: SqlDatabase, limit: Limit) -> None:
+    async with database.write() as unit:
+        project = await unit.keys.ensure_project("one")
+    await own(database, project, LimitScope.KEY, "k", limit, 1)
+    async with database.write() as unit:
+        await unit.limits.require_room(project, KeyId("k"), limit)
+        with pytest.raises(QuotaFull):
+            await unit.limits.require_room(project, KeyId("k"), limit, more=2)
