@@ -173,6 +173,7 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
         artifacts=artifacts,
         limiter=Limiter(database),
         max_body_bytes=settings.max_body_bytes,
+        max_import_bytes=settings.max_import_bytes,
         undelete_s=settings.undelete_s,
         metrics=collected,
         readiness=health.Readiness(database, engines, catalog, clock),

@@ -20,6 +20,7 @@ class Settings(Places):
     master_key: SecretStr | None = Field(default=None, description="The same, injected; wins over the file")
     engine_key: SecretStr = Field(default=SecretStr(""), description="Bearer key of the engines, new at each boot")
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Largest request body, decoded")
+    max_import_bytes: int = Field(default=4 * 1024**3, ge=1024, description="Largest adapter to import, unpacked")
     gap_timeout_s: float = Field(default=60.0, gt=0, description="How long an operation waits for a missing seq")
     undelete_s: float = Field(default=604800.0, ge=0, description="How long a deleted version can be brought back")
     engine_timeout_s: float = Field(default=600.0, gt=0, description="Longest time of one engine request")

@@ -18,13 +18,11 @@ from peft import LoraConfig as PeftLoraConfig
 from peft.tuners.lora import LoraLayer, LoraModel
 from torch import Tensor, nn
 
+from gateway.core.adapter_modules import ATTENTION, MLP
 from gateway.core.errors import Invalid
 from gateway.core.sessions import LoraConfig
 from trainer.language_model import LanguageModel
 from trainer.logprobs import Head
-
-ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"})
-MLP = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 
 
 class AdapterBank:

@@ -7,29 +7,18 @@ trainer that lost its lease cannot write where the next one does. These function
 import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
+from gateway.core.errors import Internal
 from gateway.core.ids import VersionId
 from gateway.core.manifest import MANIFEST_NAME, Manifest
-from gateway.core.ports import Artifacts, Lease
+from gateway.core.payloads import SaveWeights, Upload
+from gateway.core.ports import Artifacts, CorruptArtifact, Lease
 from gateway.core.sessions import Session, Snapshot
 from gateway.core.versions import NewVersion
 from gateway.release import code_version
 from gateway.store.artifacts import describe_files
 from trainer import dispatch
 from trainer.backend import TrainingBackend
-
-
-class ArtifactWriter(Artifacts, Protocol):
-    """The store's side: see ``gateway.store.artifacts``."""
-
-    def stage(self, location: str) -> Path: ...
-
-    def commit(self, temporary: Path, manifest: Manifest) -> str: ...
-
-    def discard(self, temporary: Path) -> None: ...
-
-    def remove(self, location: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +30,7 @@ class Staged:
 
 
 def save_version(
-    artifacts: ArtifactWriter,
+    artifacts: Artifacts,
     backend: TrainingBackend,
     session: Session,
     payload: dispatch.Saved,
@@ -56,9 +45,11 @@ def save_version(
         GatewayError: the backend cannot write this version.
     """
     location = f"{version_id}-{lease.epoch}"
+    upload = payload.source if isinstance(payload, SaveWeights) else None
+    source = None if upload is None else _read_upload(artifacts, upload)
     temporary = artifacts.stage(location)
     try:
-        written = dispatch.save(backend, session, payload, temporary)
+        written = dispatch.save(backend, session, payload, temporary, source)
         manifest = Manifest(
             version_id=version_id,
             kind=written.kind.value,
@@ -72,6 +63,7 @@ def save_version(
                 "lora": asdict(session.lora),
                 "base_sha256": backend.base_sha256,
                 "code_version": code_version(),
+                **({} if upload is None else {"imported_sha256": upload.manifest_sha256}),
             },
         )
         sha256 = artifacts.commit(temporary, manifest)
@@ -95,7 +87,15 @@ def save_version(
     return Staged(version=version, complete=written.complete)
 
 
-def write_snapshot(artifacts: ArtifactWriter, backend: TrainingBackend, lease: Lease, seq: int) -> Snapshot:
+def _read_upload(artifacts: Artifacts, upload: Upload) -> Path:
+    try:
+        artifacts.verify(upload.location, upload.manifest_sha256)
+    except CorruptArtifact as error:
+        raise Internal("the uploaded adapter cannot be read; import it again", code="corrupt_artifact") from error
+    return artifacts.path(upload.location)
+
+
+def write_snapshot(artifacts: Artifacts, backend: TrainingBackend, lease: Lease, seq: int) -> Snapshot:
     """Write a session's state as of ``seq``. One that this lease wrote already has the same content and is kept."""
     location = f"snapshot-{lease.session_id}-{lease.epoch}-{seq}"
     if not artifacts.path(location).exists():
@@ -111,7 +111,7 @@ def write_snapshot(artifacts: ArtifactWriter, backend: TrainingBackend, lease: L
     return Snapshot(seq=seq, location=location)
 
 
-def read_snapshot(artifacts: ArtifactWriter, backend: TrainingBackend, session: Session, snapshot: Snapshot) -> None:
+def read_snapshot(artifacts: Artifacts, backend: TrainingBackend, session: Session, snapshot: Snapshot) -> None:
     """Make a session resident from its snapshot.
 
     Raises:

@@ -128,6 +128,23 @@ class TrainingBackend(Protocol):
         """
         ...
 
+    def load_adapter(self, session_id: SessionId, directory: Path) -> Loaded:
+        """Take over the weights of an ``adapter`` version of the session's own layout, with fresh moments.
+
+        The window ends. Raises CorruptState.
+        """
+        ...
+
+    def write_imported(self, session_id: SessionId, source: Path, directory: Path) -> Canary:
+        """As ``write_adapter`` with the PEFT adapter in ``source``, whose rank and scale are the session's.
+
+        Modules that the session trains and the adapter leaves alone are written so that they change nothing.
+
+        Raises:
+            Invalid: ``bad_adapter`` names a module that the base model does not have in that shape.
+        """
+        ...
+
     def write_adapter(self, session_id: SessionId, directory: Path) -> Canary:
         """Write the adapter as engines load it, and return its canary."""
         ...

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import assert_never
 
 from gateway.core.canary import Canary
+from gateway.core.disk import write_failed
 from gateway.core.errors import GatewayError, Internal, Invalid
 from gateway.core.payloads import (
     Forward,
@@ -23,7 +24,6 @@ from gateway.core.payloads import (
 from gateway.core.results import Failure, LoadStateResult, Outcome
 from gateway.core.sessions import Session
 from gateway.core.versions import Labels, VersionKind
-from gateway.store.space import write_failed
 from trainer.backend import CorruptState, TrainingBackend
 from trainer.progress import Note, unnoted
 
@@ -60,21 +60,31 @@ class Written:
     complete: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a load reads: the verified directory of a version."""
+
+    directory: Path
+    kind: VersionKind
+
+
 Computed = Forward | ForwardBackward | OptimStep | LoadState
 Saved = SaveWeights | SaveState
 
 
-def run(backend: TrainingBackend, session: Session, payload: Computed, directory: Path, note: Note = unnoted) -> Done:
+def run(
+    backend: TrainingBackend, session: Session, payload: Computed, stored: Stored | None = None, note: Note = unnoted
+) -> Done:
     """Run ``payload`` on a resident session; a refusal of the backend becomes a failure, a defect is raised.
 
     Args:
-        directory: where the state lies that a load reads; unused otherwise.
+        stored: what a load reads; None otherwise.
         note: hears of the datums done so far, in the calling thread.
     """
     try:
         if isinstance(payload, Forward | ForwardBackward):
             backend.check(session.id, payload)  # not in a replay: what was admitted once stays admitted
-        return apply(backend, session, payload, directory, note)
+        return apply(backend, session, payload, stored, note)
     except GatewayError as error:
         if ends_window(payload):
             backend.discard_window(session.id)
@@ -95,7 +105,9 @@ def failure_of(error: GatewayError) -> Failure:
     return Failure(kind=error.kind, code=error.code, message=error.message, field=error.field, details=error.details)
 
 
-def apply(backend: TrainingBackend, session: Session, payload: Computed, directory: Path, note: Note = unnoted) -> Done:
+def apply(
+    backend: TrainingBackend, session: Session, payload: Computed, stored: Stored | None = None, note: Note = unnoted
+) -> Done:
     """As ``run``, but a refusal is raised: a replay expects none.
 
     Raises:
@@ -113,8 +125,13 @@ def apply(backend: TrainingBackend, session: Session, payload: Computed, directo
                 raise _incomplete(session.window_broken_by)
             return Done(outcome=backend.optim_step(session.id, payload))
         case LoadState():
+            if stored is None:
+                raise ValueError("a load needs what it reads")
             try:
-                loaded = backend.load_state(session.id, directory, optimizer=payload.optimizer)
+                if stored.kind is VersionKind.ADAPTER:
+                    loaded = backend.load_adapter(session.id, stored.directory)
+                else:
+                    loaded = backend.load_state(session.id, stored.directory, optimizer=payload.optimizer)
             except CorruptState as error:
                 raise Internal(f"version {payload.version_id} cannot be read", code="corrupt_state") from error
             return Done(
@@ -128,8 +145,10 @@ def apply(backend: TrainingBackend, session: Session, payload: Computed, directo
             assert_never(payload)
 
 
-def save(backend: TrainingBackend, session: Session, payload: Saved, directory: Path) -> Written:
-    """Write the files of a version into ``directory``.
+def save(
+    backend: TrainingBackend, session: Session, payload: Saved, directory: Path, source: Path | None = None
+) -> Written:
+    """Write the files of a version into ``directory``, of the session or of the upload in ``source``.
 
     Raises:
         GatewayError: the backend cannot.
@@ -137,7 +156,9 @@ def save(backend: TrainingBackend, session: Session, payload: Saved, directory: 
     match payload:
         case SaveWeights():
             canary = None
-            if payload.merge:
+            if source is not None:
+                canary = backend.write_imported(session.id, source, directory)
+            elif payload.merge:
                 backend.write_merged(session.id, directory)
             else:
                 canary = backend.write_adapter(session.id, directory)

@@ -15,12 +15,12 @@ from gateway.core.clock import Clock
 from gateway.core.errors import Conflict, GatewayError, Kind, Unavailable
 from gateway.core.ids import SessionId, new_version_id
 from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, SaveState, SaveWeights
-from gateway.core.ports import StaleLease, Wakeups, Work
+from gateway.core.ports import Artifacts, StaleLease, Wakeups, Work
 from gateway.core.results import Failure, ForwardResult
 from gateway.core.sessions import Session
 from gateway.core.usage import TAG, Meter, UsageFact
 from trainer import dispatch
-from trainer.artifacts import ArtifactWriter, Staged, save_version, write_snapshot
+from trainer.artifacts import Staged, save_version, write_snapshot
 from trainer.backend import TrainingBackend
 from trainer.dispatch import Done
 from trainer.heartbeat import beat
@@ -54,7 +54,7 @@ class Trainer:
         kernels: Kernels,
         log: OperationLog,
         wakeups: Wakeups,
-        artifacts: ArtifactWriter,
+        artifacts: Artifacts,
         clock: Clock,
         limits: Limits,
         stopping: asyncio.Event,
@@ -203,13 +203,13 @@ class Trainer:
             except OSError as error:
                 self._events.error("save_failed", exc_info=error)
                 return Done(outcome=dispatch.not_stored(error))
-        directory = await self._recovery.directory(session, payload)
+        stored = await self._recovery.stored(session, payload)
         watch, ended = Watch(), asyncio.Event()
         watching = asyncio.create_task(
             watch.write(lambda progress: self._log.set_progress(work, progress), ended), name="progress"
         )
         try:
-            done = await self._kernels.run(lambda: dispatch.run(self._backend, session, payload, directory, watch.note))
+            done = await self._kernels.run(lambda: dispatch.run(self._backend, session, payload, stored, watch.note))
         finally:
             ended.set()
             await watching

@@ -21,7 +21,7 @@ from gateway.core.payloads import Forward, ForwardBackward, OptimStep
 from gateway.core.results import ForwardResult, OptimStepResult
 from gateway.core.sessions import ComputeRules, LoraConfig
 from trainer import canary_tokens, environment, merge, optim, snapshots, stage
-from trainer.adapters import AdapterBank
+from trainer.adapters import AdapterBank, initial_tensors
 from trainer.backend import CorruptState, Loaded
 from trainer.batching import to_data
 from trainer.computing import compute
@@ -240,9 +240,35 @@ class PeftBackend:
         tenant.recent = state.recent
         return Loaded(optimizer_step=tenant.moments.step, discarded_gradient=discarded)
 
+    def load_adapter(self, session_id: SessionId, directory: Path) -> Loaded:
+        tenant = self._use(session_id)
+        masters = self._bank.tensors(session_id)
+        try:
+            saved = stage.masters(stage.read_adapter(directory), tenant.lora)
+        except (OSError, ValueError, KeyError) as error:
+            raise CorruptState(f"the adapter cannot be read: {error}") from error
+        if {name: tensor.shape for name, tensor in saved.items()} != {name: m.shape for name, m in masters.items()}:
+            raise CorruptState("the adapter has other tensors than the session")
+        with torch.no_grad():
+            for name, master in masters.items():
+                master.copy_(saved[name])
+        tenant.moments = optim.Moments.zeros(self.tenants.masters(session_id))
+        discarded, tenant.window = tenant.window is not None, None
+        return Loaded(optimizer_step=0, discarded_gradient=discarded)
+
     def write_adapter(self, session_id: SessionId, directory: Path) -> Canary:
         tenant = self._use(session_id)
-        adapter = stage.export(self._bank.tensors(session_id), tenant.lora, DTYPES[self._base.dtype])
+        return self._write_adapter(self._bank.tensors(session_id), tenant, directory)
+
+    def write_imported(self, session_id: SessionId, source: Path, directory: Path) -> Canary:
+        tenant = self._use(session_id)
+        targets = self._bank.targets(tenant.lora)
+        given = stage.masters(stage.read_adapter(source), tenant.lora)
+        stage.check_modules(given, targets)
+        return self._write_adapter({**initial_tensors(tenant.lora, targets), **given}, tenant, directory)
+
+    def _write_adapter(self, masters: Mapping[str, torch.Tensor], tenant: Tenant, directory: Path) -> Canary:
+        adapter = stage.export(masters, tenant.lora, DTYPES[self._base.dtype])
         stage.write_adapter(directory, adapter, self._base.name)
         stage.validate(directory, self._bank.targets(tenant.lora), tenant.lora.rank)
         exported = replace(tenant.lora, alpha=float(adapter.alpha), use_rslora=False)

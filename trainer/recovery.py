@@ -5,7 +5,6 @@ Nothing is billed and no result is written again. Bodies come from the log, so t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
 
 import structlog
@@ -13,16 +12,13 @@ import structlog
 from gateway.core.errors import GatewayError, Internal, Unavailable
 from gateway.core.operations import Operation, Status
 from gateway.core.payloads import LoadState, Payload, SaveState, SaveWeights
-from gateway.core.ports import CorruptArtifact, Work
+from gateway.core.ports import Artifacts, CorruptArtifact, Work
 from gateway.core.sessions import Session
 from trainer import dispatch
-from trainer.artifacts import ArtifactWriter, read_snapshot
+from trainer.artifacts import read_snapshot
 from trainer.backend import CorruptState, TrainingBackend
 from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
-
-NOWHERE = Path("/nonexistent")  # the directory of a payload that neither reads nor writes one
-
 
 MAX_LOSSES = 5
 SHOW_EVERY_S = 1.0
@@ -43,9 +39,7 @@ class RecoveryFailed(Exception):
 class Recovery:
     """Makes sessions resident."""
 
-    def __init__(
-        self, *, backend: TrainingBackend, kernels: Kernels, log: OperationLog, artifacts: ArtifactWriter
-    ) -> None:
+    def __init__(self, *, backend: TrainingBackend, kernels: Kernels, log: OperationLog, artifacts: Artifacts) -> None:
         self._backend = backend
         self._kernels = kernels
         self._log = log
@@ -91,20 +85,20 @@ class Recovery:
             self._events.warning("replayed_by_other_versions", note=note)
         return Rebuilt(replay_s=seconds, note=note)
 
-    async def directory(self, session: Session, payload: Payload) -> Path:
-        """Return the verified directory of the state that a load reads; ``NOWHERE`` for other payloads.
+    async def stored(self, session: Session, payload: Payload) -> dispatch.Stored | None:
+        """Return what a load reads, verified; None for other payloads.
 
         Raises:
             NotFound, Internal: there is no such version, or it is corrupt.
         """
         if not isinstance(payload, LoadState):
-            return NOWHERE
+            return None
         version = await self._log.version(session, payload.version_id)
         try:
             await self._kernels.run(lambda: self._artifacts.verify(version.location, version.manifest_sha256))
         except CorruptArtifact as error:
             raise Internal(f"version {version.address} cannot be read", code="corrupt_state") from error
-        return self._artifacts.path(version.location)
+        return dispatch.Stored(directory=self._artifacts.path(version.location), kind=version.kind)
 
     async def _start(self, session: Session) -> None:
         snapshot = session.snapshot
@@ -120,9 +114,9 @@ class Recovery:
         payload = await self._log.payload(session, operation)
         if isinstance(payload, SaveWeights | SaveState):
             raise ValueError(f"{operation.id} is a save; the log does not replay those")
-        directory = await self.directory(session, payload)
+        stored = await self.stored(session, payload)
         then = replace(session, window_broken_by=None)  # the operation completed: its window was whole
-        await self._kernels.run(lambda: dispatch.apply(self._backend, then, payload, directory))
+        await self._kernels.run(lambda: dispatch.apply(self._backend, then, payload, stored))
 
 
 def _difference(then: Mapping[str, str] | None, now: Mapping[str, str], replayed: Sequence[Operation]) -> str | None:

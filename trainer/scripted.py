@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway.core.adapter_files import WEIGHTS_NAME
 from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
 from gateway.core.codec import encode_payload
@@ -142,8 +143,18 @@ class ScriptedBackend:
         self._states[session_id] = _State(weights=saved.weights, step=saved.step if optimizer else 0)
         return Loaded(optimizer_step=self._states[session_id].step, discarded_gradient=discarded)
 
+    def load_adapter(self, session_id: SessionId, directory: Path) -> Loaded:
+        discarded = self.discard_window(session_id)
+        self._states[session_id] = _State(weights=read_fingerprint(directory))
+        return Loaded(optimizer_step=0, discarded_gradient=discarded)
+
     def write_adapter(self, session_id: SessionId, directory: Path) -> Canary:
-        fingerprint = self._states[session_id].weights
+        return self._write_adapter(self._states[session_id].weights, directory)
+
+    def write_imported(self, session_id: SessionId, source: Path, directory: Path) -> Canary:
+        return self._write_adapter(hashlib.sha256((source / WEIGHTS_NAME).read_bytes()).hexdigest(), directory)
+
+    def _write_adapter(self, fingerprint: str, directory: Path) -> Canary:
         (directory / SCRIPTED_NAME).write_bytes(scripted_file(fingerprint))
         tokens = canary_tokens.fixed(self._base.vocab_size, self._base.context_length)
         return Canary(

@@ -16,6 +16,7 @@ import torch
 from peft import LoraConfig as PeftLoraConfig
 from torch import Tensor
 
+from gateway.core.adapter_files import BadAdapter as UnfitAdapter
 from gateway.core.errors import Internal
 from gateway.core.sessions import LoraConfig
 from trainer.tensorfiles import open_tensors, write_tensors
@@ -28,7 +29,7 @@ _PREFIX = "base_model.model."
 class BadAdapter(Internal):
     """A written adapter is not what engines can load; the text says what is wrong."""
 
-    default_code = "bad_adapter"
+    default_code = "incomplete_adapter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,13 @@ class ExportedAdapter:
     """Tensors in the engine's dtype (names as in ``adapters``) and the config that goes with them."""
 
     rank: int
-    alpha: int
+    alpha: float
     tensors: Mapping[str, Tensor]
+    use_rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
 def export(masters: Mapping[str, Tensor], lora: LoraConfig, dtype: torch.dtype) -> ExportedAdapter:
@@ -56,9 +62,10 @@ def export(masters: Mapping[str, Tensor], lora: LoraConfig, dtype: torch.dtype) 
 def write_adapter(directory: Path, adapter: ExportedAdapter, base_model: str) -> None:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors``."""
     paths = list(dict.fromkeys(name.rpartition(".")[0] for name in adapter.tensors))
+    alpha: Any = adapter.alpha  # PEFT only divides it
     config = PeftLoraConfig(
         r=adapter.rank,
-        lora_alpha=adapter.alpha,
+        lora_alpha=alpha,
         target_modules=sorted({path.rpartition(".")[2] for path in paths}),
         base_model_name_or_path=base_model,
         task_type="CAUSAL_LM",
@@ -79,13 +86,44 @@ def _rewrite_sorted(path: Path) -> None:
 
 
 def read_adapter(directory: Path) -> ExportedAdapter:
-    """Read what ``write_adapter`` wrote."""
+    """Read what ``write_adapter`` wrote, or PEFT did."""
     config: dict[str, Any] = json.loads((directory / CONFIG_NAME).read_bytes())
     with open_tensors(directory / ADAPTER_NAME) as file:
         tensors = {
             name.removeprefix(_PREFIX).removesuffix(".weight"): file.tensor(name).contiguous() for name in file.names()
         }
-    return ExportedAdapter(rank=config["r"], alpha=config["lora_alpha"], tensors=tensors)
+    return ExportedAdapter(
+        rank=config["r"], alpha=config["lora_alpha"], tensors=tensors, use_rslora=bool(config.get("use_rslora"))
+    )
+
+
+def masters(adapter: ExportedAdapter, lora: LoraConfig) -> dict[str, Tensor]:
+    """Return float32 masters that with the scale of ``lora`` compute what ``adapter`` computes with its own."""
+    factor = adapter.scale / lora.scale
+    return {
+        name: tensor.float() * factor if name.endswith(".lora_B") and factor != 1 else tensor.float()
+        for name, tensor in adapter.tensors.items()
+    }
+
+
+def check_modules(tensors: Mapping[str, Tensor], targets: Mapping[str, tuple[int, int]]) -> None:
+    """Check an adapter from elsewhere against the modules of the base model (path to out, in); pairs are whole.
+
+    Raises:
+        UnfitAdapter: names the module.
+    """
+    for name, tensor in tensors.items():
+        path, _, side = name.rpartition(".")
+        if path not in targets:
+            raise UnfitAdapter(f"the base model trains no module {path[:200]}", field=path[:200])
+        found, wanted = tensor.shape[side == "lora_A"], targets[path][side == "lora_A"]
+        if found != wanted:
+            what = "inputs" if side == "lora_A" else "outputs"
+            raise UnfitAdapter(
+                f"{path} has {wanted} {what} in the base model, {found} in the adapter",
+                field=path,
+                details={"got": found, "expected": wanted},
+            )
 
 
 def validate(directory: Path, targets: Mapping[str, tuple[int, int]], rank: int) -> None:

@@ -15,6 +15,7 @@ from gateway.core.payloads import (
     Publish,
     SaveState,
     SaveWeights,
+    Upload,
     kind_of,
 )
 from gateway.core.records import CorruptRecord, Reader, Writer, reading
@@ -46,6 +47,8 @@ def encode_payload(payload: Payload) -> bytes:
                 publish=payload.publish.value,
                 **_labels_header(payload.labels),
             )
+            if payload.source is not None:
+                header["source"] = [payload.source.location, payload.source.manifest_sha256]
         case SaveState():
             header.update(group=payload.group, **_labels_header(payload.labels))
         case LoadState():
@@ -106,6 +109,9 @@ def _payload(reader: Reader) -> Payload:
                 merge=header["merge"],
                 publish=Publish(header["publish"]),
                 labels=_labels_of(header),
+                source=Upload(location=header["source"][0], manifest_sha256=header["source"][1])
+                if "source" in header
+                else None,
             )
         case "save_state":
             return SaveState(group=header["group"], labels=_labels_of(header))

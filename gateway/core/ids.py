@@ -45,6 +45,10 @@ def new_version_id() -> VersionId:
     return VersionId(f"ver-{_unique()}")
 
 
+def new_upload_location() -> str:
+    return f"upload-{_unique()}"
+
+
 def new_sample_id() -> SampleId:
     return SampleId(f"smp-{_unique()}")
 

@@ -67,11 +67,23 @@ class Publish(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """An adapter that somebody uploaded, checked as far as that goes without its base model."""
+
+    location: str
+    manifest_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveWeights:
-    """Save the current adapter, or (``merge``) a full deployable model, as a version of ``group``."""
+    """Save the current adapter, or (``merge``) a full deployable model, as a version of ``group``.
+
+    With ``source`` the version is made of those weights, and the session's own are left out of it.
+    """
 
     group: str
     merge: bool = False
+    source: Upload | None = None
     publish: Publish = Publish.EAGER
     labels: Labels = field(default_factory=Labels)
 
@@ -86,7 +98,10 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadState:
-    """Replace weights by those of ``version_id``; with ``optimizer`` its moments and step too, else fresh ones."""
+    """Replace weights by those of ``version_id``; with ``optimizer`` its moments and step too, else fresh ones.
+
+    An adapter has none of the latter, and its weights were cast to the engines' type.
+    """
 
     version_id: VersionId
     optimizer: bool

@@ -26,7 +26,7 @@ from gateway.core.payloads import (
 from gateway.core.ports import UnitOfWork
 from gateway.core.sessions import Session
 from gateway.core.validation import check_forward, check_optim_step
-from gateway.core.versions import Labels, VersionKind, check_group_name, name_taken
+from gateway.core.versions import Labels, VersionKind, VersionState, check_group_name, name_taken
 
 MAX_DESCRIPTION = 1024
 
@@ -154,12 +154,15 @@ async def _check_free(unit: UnitOfWork, session: Session, payload: SaveWeights |
 async def _check_load(unit: UnitOfWork, session: Session, payload: LoadState) -> None:
     version = await unit.versions.get(session.project_id, payload.version_id)
     version.require_present()
-    if version.kind is not VersionKind.STATE:
+    if version.kind is VersionKind.MERGED or (version.kind is VersionKind.ADAPTER and payload.optimizer):
+        lacks = "a state or an adapter can be loaded" if version.kind is VersionKind.MERGED else "it has no optimizer"
         raise Invalid(
-            f"{version.address} is of kind {version.kind}; only a state can be loaded for training",
+            f"{version.address} is of kind {version.kind}; {lacks}",
             code="wrong_version_kind",
             field="version",
         )
+    if version.state is VersionState.REJECTED:
+        raise Conflict(f"{version.address} was rejected", code="version_rejected", field="version")
     if version.base_model != session.base_model:
         raise Invalid(
             f"{version.address} was trained on {version.base_model}, the session runs {session.base_model}",

@@ -36,23 +36,30 @@ class LocalArtifacts:
         """
         return self._root / _checked(location)
 
+    def fetch(self, location: str, manifest_sha256: str) -> Manifest:
+        """Read the manifest and check its hash; the files are as they are.
+
+        Raises:
+            CorruptArtifact: it is missing, or another one.
+        """
+        try:
+            text = (self.path(location) / MANIFEST_NAME).read_bytes()
+        except OSError as error:
+            raise CorruptArtifact(f"{location}: no readable manifest ({error.strerror})") from error
+        if hashlib.sha256(text).hexdigest() != manifest_sha256:
+            raise CorruptArtifact(f"{location}: the manifest is not the one that was recorded")
+        try:
+            return parse_manifest(text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptArtifact(f"{location}: the manifest cannot be read: {error}") from error
+
     def verify(self, location: str, manifest_sha256: str) -> Manifest:
         """Re-hash manifest and files; a file too many is as wrong as one that is missing.
 
         Raises:
             CorruptArtifact: something is missing, differs, or does not belong.
         """
-        directory = self.path(location)
-        try:
-            text = (directory / MANIFEST_NAME).read_bytes()
-        except OSError as error:
-            raise CorruptArtifact(f"{location}: no readable manifest ({error.strerror})") from error
-        if hashlib.sha256(text).hexdigest() != manifest_sha256:
-            raise CorruptArtifact(f"{location}: the manifest is not the one that was recorded")
-        try:
-            manifest = parse_manifest(text)
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptArtifact(f"{location}: the manifest cannot be read: {error}") from error
+        manifest, directory = self.fetch(location, manifest_sha256), self.path(location)
         try:
             found = {name: entry for name, entry in describe_files(directory).items() if name != MANIFEST_NAME}
         except OSError as error:

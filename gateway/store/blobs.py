@@ -15,11 +15,12 @@ from pathlib import Path
 from sqlalchemy import and_, select
 
 from gateway.core.codec import decode_payload, encode_payload
+from gateway.core.disk import write_failed
 from gateway.core.ids import ProjectId
 from gateway.core.payloads import Payload
 from gateway.core.records import CorruptRecord
 from gateway.store.files import fsync_directory
-from gateway.store.space import require_space, write_failed
+from gateway.store.space import require_space
 from gateway.store.tables import blobs
 from gateway.store.text import missing, require_id
 from gateway.store.transaction import Transaction

@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.core.clock import Clock, SystemClock
+from gateway.core.disk import disk_full
 from gateway.core.errors import Unavailable
 from gateway.core.limits import Limits
 from gateway.core.ports import Ledger, Wakeups
@@ -32,7 +33,6 @@ from gateway.store.samples import SqlSampleStore
 from gateway.store.score_work import SqlScoreWorkStore
 from gateway.store.scores import SqlScoreStore
 from gateway.store.sessions import SqlSessionStore
-from gateway.store.space import disk_full
 from gateway.store.sqlite import open_sqlite
 from gateway.store.transaction import Transaction
 from gateway.store.upkeep import SqlUpkeep

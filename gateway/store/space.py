@@ -4,15 +4,13 @@ Results, ledger and snapshots of accepted work are written into the reserve; so 
 not the work in the log, and everything goes on by itself once there is room again.
 """
 
-import errno
 import os
 from pathlib import Path
 
-from gateway.core.errors import Unavailable
+from gateway.core.disk import disk_full
 
 RESERVE_BYTES = 256 * 1024 * 1024
 RESERVE_SHARE = 0.05  # of the file system, where that is less
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def require_space(directory: Path, size_bytes: int = 0) -> None:
@@ -32,14 +30,3 @@ def short_of_space(directory: Path, size_bytes: int = 0) -> bool:
     found = os.statvfs(directory)
     reserve = min(RESERVE_BYTES, RESERVE_SHARE * found.f_blocks * found.f_frsize)
     return found.f_bavail * found.f_frsize < reserve + size_bytes
-
-
-def disk_full() -> Unavailable:
-    return Unavailable("there is no room left on the server's disk; nothing was recorded", code="disk_full")
-
-
-def write_failed(error: OSError) -> Unavailable:
-    """Return what a failed write of content is to the caller: nothing was acknowledged, and it may work later."""
-    if error.errno in _FULL:
-        return disk_full()
-    return Unavailable("the server's disk could not be written; nothing was recorded", code="storage_error")

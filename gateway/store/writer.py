@@ -18,9 +18,9 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from gateway.core.disk import disk_full
 from gateway.core.errors import Unavailable
 from gateway.store.failures import is_busy, is_full
-from gateway.store.space import disk_full
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 

@@ -49,6 +49,7 @@ class State(TypedDict):
     sampling_jobs: SamplingJobs
     limiter: Limiter
     max_body_bytes: int
+    max_import_bytes: int
     undelete_s: float
 
 
@@ -91,6 +92,13 @@ def _undelete_s(request: Request) -> float:
 UndeleteWindow = Annotated[float, Depends(_undelete_s)]  # seconds
 
 
+def _max_import_bytes(request: Request) -> int:
+    return request.state.max_import_bytes
+
+
+MaxImportBytes = Annotated[int, Depends(_max_import_bytes)]
+
+
 def _artifacts(request: Request) -> Artifacts:
     return request.state.artifacts
 
@@ -119,10 +127,10 @@ async def _reading(request: Request) -> AsyncIterator[UnitOfWork]:
 async def _writing(request: Request) -> AsyncIterator[UnitOfWork]:
     async with _database(request).write() as unit:
         yield unit
-        await _note(unit, request)
+        await note_change(unit, request)
 
 
-async def _note(unit: UnitOfWork, request: Request) -> None:
+async def note_change(unit: UnitOfWork, request: Request) -> None:
     """Write what was done into the audit log, in the transaction that did it."""
     principal: Principal = request.state.principal
     named = ", ".join(f"{name}={value}" for name, value in sorted(request.path_params.items()))

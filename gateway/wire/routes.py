@@ -24,6 +24,7 @@ class DialectRoute(APIRoute):
     """A route behind a bearer key, with a strict JSON body."""
 
     media_types: frozenset[str] = frozenset({"application/json"})
+    reads_body: bool = True  # False: the handler streams it
 
     @staticmethod
     def presented_key(headers: Headers) -> str | None:
@@ -44,7 +45,7 @@ class DialectRoute(APIRoute):
                 max_bytes=most,
                 media_types=self.media_types,
             )
-            if strict.method not in ("GET", "HEAD", "OPTIONS"):
+            if self.reads_body and strict.method not in ("GET", "HEAD", "OPTIONS"):
                 await strict.load()
             try:
                 return await handle(strict)

@@ -110,7 +110,11 @@ OPEN = frozenset(
         "GET /readyz",
         "GET /metrics",
         *(f"GET {mount}{page}" for mount in ("/training/v1", "/v1") for page in DOCUMENTS),
-        "GET /tinker/api/v1/downloads/{project_id}/{version_id}/{file}",  # the link is signed
+        *(  # the link is signed
+            f"{method} {mount}/downloads/{{project_id}}/{{version_id}}/{{file:path}}"
+            for mount in ("/training/v1", "/tinker/api/v1")
+            for method in ("GET", "HEAD")
+        ),
     }
 )
 """What needs no key."""

@@ -3,10 +3,14 @@
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.wire.tinker import wire_pb2 as pb
+from tests.core.test_adapter_files import tensors, write
 from tests.tenancy.world import ADAPTERS, STATES
+from tests.wire.test_transfers import archive_of
 from tests.wire.training import BASE, datum
 
 
@@ -52,6 +56,8 @@ PATH_IDS: Mapping[tuple[str, str, str], tuple[str, ...]] = {
     (NATIVE, "/model_packages/{group}/history", "after"): ("event",),
     (NATIVE, "/sessions/{session_id}/load_state", "version"): STATES,
     (NATIVE, "/model_packages/{group}/aliases/{alias}", "version"): ("adapter_id", "adapter"),
+    (NATIVE, "/model_packages/{group}/import", "group"): (),  # a name to take, not a thing
+    (NATIVE, "/model_packages/{group}/import", "owner"): ("session_name",),
     (NATIVE, "/budgets/{scope}/{scope_id}", "scope_id"): ("session", "session_name"),
     (TINKER, "/api/v1/cancel_future", "request_id"): ("sample",),
     (TINKER, "/api/v1/save_weights_external", "path"): (),
@@ -60,6 +66,7 @@ PATH_IDS: Mapping[tuple[str, str, str], tuple[str, ...]] = {
     (TINKER, "/api/v1/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls", "name"): (
         "exported_name",
     ),
+    (TINKER, "/api/v1/training_runs/{run_id}/checkpoints/{space}/{name}/archive", "name"): ("state_name",),
     (TINKER, "/api/v1/training_runs/{run_id}/checkpoints/{space}/{name}/publish", "name"): ("state_name",),
     (TINKER, "/api/v1/training_runs/{run_id}/checkpoints/{space}/{name}/ttl", "name"): ("state_name",),
     (TINKER, "/api/v1/training_runs/{run_id}/checkpoints/{space}/{name}", "name"): ("spare_name",),
@@ -99,6 +106,7 @@ SAMPLES: Mapping[str, Any] = {
     "alias": "fresh",
     "base_model": BASE,
     "file": "tokenizer.json",
+    "group": "fresh-group",
     "lora_config": {"rank": 8},
     "max_tokens": 1,
     "messages": [{"role": "user", "content": "a"}],
@@ -130,6 +138,14 @@ def _batch(ids: Mapping[str, str]) -> bytes:
     return message.SerializeToString()
 
 
+def _archive(ids: Mapping[str, str]) -> bytes:
+    """An adapter, or nothing where it is not the owner's: his request alone must succeed."""
+    if not ids["owner"].startswith("mine"):
+        return b""
+    with TemporaryDirectory() as directory:
+        return archive_of(write(Path(directory), tensors()))
+
+
 _PROTOBUF = Raw(ids=("model_id",), media_type="application/x-protobuf", content=_batch)
 
 BODIES: Mapping[tuple[str, str, str], "Mapping[str, Any] | Raw"] = {
@@ -139,6 +155,9 @@ BODIES: Mapping[tuple[str, str, str], "Mapping[str, Any] | Raw"] = {
     (NATIVE, "POST", "/sessions/{session_id}/sample"): {"max_tokens": 1},
     (NATIVE, "POST", "/sample"): {"max_tokens": 1, "version": "adapter"},
     (NATIVE, "POST", "/logprobs"): {"version": "adapter"},
+    (NATIVE, "POST", "/model_packages/{group}/import"): Raw(
+        ids=("owner",), media_type="application/x-tar", content=_archive
+    ),
     (NATIVE, "PUT", "/budgets/{scope}/{scope_id}"): {"hard_nanos": 10**15},
     (OPENAI, "POST", "/completions"): {"max_tokens": 1, "prompt": "a"},
     (OPENAI, "POST", "/chat/completions"): {"max_tokens": 1},
@@ -158,6 +177,7 @@ BODIES: Mapping[tuple[str, str, str], "Mapping[str, Any] | Raw"] = {
 """What a body needs beside its required fields. An id's value is filled in from the world."""
 
 QUERIES: Mapping[tuple[str, str], Mapping[str, str]] = {
+    (NATIVE, "/model_packages/{group}/import"): {"base_model": BASE},
     (TINKER, "/api/v1/billing/usage/events"): {
         "starting_on": "2026-01-01T00:00:00Z",
         "ending_before": "2026-01-02T00:00:00Z",

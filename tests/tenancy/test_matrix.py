@@ -29,6 +29,7 @@ from tests.wire.gateways import Gateway, running_gateway
 CONTROLS: Mapping[str, int] = {
     "DELETE /training/v1/model_packages/{group}/{reference}": 409,  # an alias protects it
     "POST /tinker/api/v1/copy_weights": 400,
+    "GET /tinker/api/v1/training_runs/{run_id}/checkpoints/{space}/{name}/archive": 400,  # a state stays here
     "POST /tinker/api/v1/sessions/search": 400,
     "GET /tinker/api/v1/audit": 400,
     "GET /training/v1/base_models/{name:path}/tokenizer/{file}": 404,  # the scripted engine has none

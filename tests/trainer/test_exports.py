@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from gateway.core.adapter_files import read_adapter
+from gateway.core.adapter_modules import lora_of
 from gateway.core.catalog import BaseModel
 from gateway.core.sessions import LoraConfig
-from tests.trainer.builders import VOCAB, A, batch, forward, forward_backward, lora, tiny_base
+from tests.trainer.builders import VOCAB, A, B, batch, forward, forward_backward, lora, tiny_base
 from tests.trainer.conftest import SMALL, make_backend
+from tests.trainer.states import weights
 from tests.trainer.test_backend import trained
 from trainer import stage
 from trainer.canary_tokens import fixed, from_sequences
@@ -199,3 +202,72 @@ def test_short_sequences_are_joined_and_a_session_without_any_has_a_fixed_canary
 
     assert backend.write_adapter(A, tmp_path).tokens == fixed(VOCAB, 256)
     assert all(0 <= token < VOCAB for sequence in fixed(VOCAB, 256) for token in sequence)
+
+
+@pytest.mark.parametrize(
+    "config", [lora(unembed=True), lora(rank=3, alpha=7.5), lora(rank=3, alpha=3.0, unembed=True, rslora=True)]
+)
+def test_an_adapter_that_left_and_came_back_is_the_same_to_the_last_bit(
+    backend: PeftBackend, tmp_path: Path, config: LoraConfig
+) -> None:
+    left, back = tmp_path / "left", tmp_path / "back"
+    left.mkdir()
+    back.mkdir()
+    backend.open(A, config)
+    trained(backend, A)
+    backend.write_adapter(A, left)
+    guest = lora_of(read_adapter(left), seed=9)
+    backend.open(B, guest)
+
+    canary = backend.write_imported(B, left, back)
+
+    assert load_file(back / "adapter_model.safetensors").keys() == load_file(left / "adapter_model.safetensors").keys()
+    for name, tensor in load_file(left / "adapter_model.safetensors").items():
+        assert torch.equal(load_file(back / "adapter_model.safetensors")[name], tensor)
+    assert backend.load_adapter(B, back).optimizer_step == 0
+    assert backend.write_adapter(B, tmp_path).logprobs == canary.logprobs
+    backend.open("sess-own", config)  # pyright: ignore
+    backend.load_adapter("sess-own", left)  # pyright: ignore
+    torch.testing.assert_close(weights(backend, "sess-own"), weights(backend, A), rtol=1e-6, atol=1e-7)  # pyright: ignore
+
+
+@pytest.mark.filterwarnings("ignore:.*save_embedding_layers.*:UserWarning")
+def test_a_plain_peft_adapter_of_two_modules_is_imported_and_computes_the_same(
+    backend: PeftBackend, base: BaseModel, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "peft", tmp_path / "ours"
+    target.mkdir()
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32)
+    config = PeftLoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = get_peft_model(model, config)
+    adapted.save_pretrained(str(source))
+    backend.open(A, lora_of(read_adapter(source), seed=1))
+
+    canary = backend.write_imported(A, source, target)
+
+    assert_scores(adapted.eval(), canary.tokens, canary.logprobs)
+    assert {path.rpartition(".")[2] for path in read_adapter(target).modules} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
+    backend.load_adapter(A, target)
+    trained(backend, A)
+
+
+def test_an_adapter_of_another_base_model_is_refused_by_module(backend: PeftBackend, tmp_path: Path) -> None:
+    for path, shapes, reason in (
+        ("model.layers.7.self_attn.q_proj", (64, 64), "no module model.layers.7"),
+        ("model.layers.0.self_attn.q_proj", (64, 63), "inputs in the base model"),
+        ("model.layers.0.self_attn.q_proj", (63, 64), "outputs in the base model"),
+    ):
+        shape = (shapes[0], shapes[1])
+        masters = {f"{path}.lora_A": torch.randn(2, shape[1]), f"{path}.lora_B": torch.randn(shape[0], 2)}
+        stage.write_adapter(tmp_path, stage.export(masters, lora(rank=2, alpha=2.0), torch.float32), "other")
+        guest = lora_of(read_adapter(tmp_path), seed=1)
+        backend.open(A, guest)
+        with pytest.raises(stage.UnfitAdapter, match=reason):
+            backend.write_imported(A, tmp_path, tmp_path)
+        backend.close(A)

@@ -1,7 +1,10 @@
 """The Tinker SDK's REST client and its command line: runs, checkpoints, their upkeep, and what was consumed."""
 
+import io
 import json
+import tarfile
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -131,13 +134,27 @@ def test_an_external_adapter_is_fetched_by_its_links_alone(
     rest: tinker.RestClient, gateway: Gateway, model: str
 ) -> None:
     links = rest.get_external_weights_urls(f"tinker://{model}/external_weights/adapter").result()
-    assert set(links.urls) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert set(links.urls) == {SCRIPTED_NAME}  # what the scripted trainer's adapters are made of
     assert links.expires > datetime.now(UTC)
-    url = links.urls["adapter_config.json"]
-    # The scripted trainer writes one file of its own; the link's checks come first and are what is tested here.
-    assert httpx.get(url.replace("signature=", "signature=0")).status_code == 404
-    assert httpx.get(url.replace("adapter_config.json", SCRIPTED_NAME)).status_code == 404
-    assert httpx.get(url.replace("expires=", "expires=9")).status_code == 404
+    url = links.urls[SCRIPTED_NAME]
+    assert len(httpx.get(url).json()["fingerprint"]) == 64
+    for changed in (
+        url.replace("signature=", "signature=0"),
+        url.replace(SCRIPTED_NAME, "archive.tar"),
+        url.replace("expires=", "expires=9"),
+    ):
+        assert httpx.get(changed).status_code == 404
+
+
+def test_older_clients_are_led_to_the_archive(gateway: Gateway, model: str) -> None:
+    answer = httpx.get(
+        f"{gateway.url}/tinker/api/v1/training_runs/{model}/checkpoints/external_weights/adapter/archive",
+        headers={"X-API-Key": gateway.keys.owner},
+    )
+    assert answer.status_code == 302
+    assert parsedate_to_datetime(answer.headers["Expires"]) > datetime.now(UTC)
+    with tarfile.open(fileobj=io.BytesIO(httpx.get(answer.headers["Location"]).content)) as archive:
+        assert archive.getnames() == [SCRIPTED_NAME]
 
 
 def test_usage_is_what_the_ledger_says(gateway: Gateway, rest: tinker.RestClient, model: str) -> None:

@@ -32,16 +32,48 @@ class Artifacts(Protocol):
     """Directories of saved versions and snapshots, under names the store makes. The methods block."""
 
     def path(self, location: str) -> Path:
-        """Return the local directory, which is there once it was verified."""
+        """Return the local directory, which is there once it was fetched or verified."""
+        ...
+
+    def fetch(self, location: str, manifest_sha256: str) -> Manifest:
+        """Bring the files here, if they are not, and return the manifest, whose own hash alone is checked.
+
+        Raises:
+            CorruptArtifact: there is no such manifest.
+            Unavailable: the store is away.
+        """
         ...
 
     def verify(self, location: str, manifest_sha256: str) -> Manifest:
-        """Bring the files here, if they are not, and re-hash manifest and files.
+        """As ``fetch``, and re-hash every file.
 
         Raises:
             CorruptArtifact: something is missing or differs.
             Unavailable: the store is away.
         """
+        ...
+
+    def stage(self, location: str) -> Path:
+        """Return a new empty directory to write ``location`` in, whose name is the location.
+
+        Raises:
+            FileExistsError: the location is committed already.
+            OSError: ENOSPC, the disk is so full that only its reserve is left.
+        """
+        ...
+
+    def commit(self, temporary: Path, manifest: Manifest) -> str:
+        """Make a staged directory final and durable; return the sha256 of its manifest.
+
+        Raises:
+            ValueError: the staged files are not those of ``manifest``.
+            FileExistsError: the location was committed meanwhile.
+            Unavailable: the store is away.
+        """
+        ...
+
+    def discard(self, temporary: Path) -> None:
+        """Remove a staged directory that will not be committed; one that was is left alone."""
         ...
 
     def remove(self, location: str) -> None:

@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 
+from gateway.wire import downloads
 from gateway.wire.native import (
     audit,
     base_models,
@@ -13,6 +14,7 @@ from gateway.wire.native import (
     operations,
     sampling,
     sessions,
+    transfers,
     usage,
 )
 
@@ -37,7 +39,9 @@ def create_native_app() -> FastAPI:
         sampling,
         logprobs,
         base_models,
+        transfers,
         model_packages,
+        downloads,
         usage,
         budgets,
         audit,

@@ -5,12 +5,13 @@ A name in ``weights`` is a resumable state, one in ``sampler_weights`` an adapte
 """
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import RedirectResponse
 
-from gateway.auth.keys import Keyring
 from gateway.core.addresses import Named, parse_address, tinker_path
 from gateway.core.clock import Clock
 from gateway.core.errors import Invalid, NotFound
@@ -19,8 +20,8 @@ from gateway.core.ports import UnitOfWork
 from gateway.core.principals import Principal
 from gateway.core.sessions import Session
 from gateway.core.versions import Version, VersionFilter, VersionKind
-from gateway.wire.deps import Caller, ClockDep, Reading, TrainCaller, Writing
-from gateway.wire.downloads import FILES, link
+from gateway.wire.deps import ArtifactsDep, Caller, ClockDep, DatabaseDep, Reading, TrainCaller, Writing
+from gateway.wire.downloads import ARCHIVE, links_to, mounted_at
 from gateway.wire.targets import find_version
 from gateway.wire.tinker.listing_schemas import (
     CheckpointPage,
@@ -141,18 +142,44 @@ async def weights_info(body: WeightsInfoAsked, principal: Caller, clock: ClockDe
 
 @router.get("/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls")
 async def external_urls(
-    run_id: str, name: str, request: Request, principal: Caller, clock: ClockDep, unit: Reading
+    run_id: str,
+    name: str,
+    request: Request,
+    principal: Caller,
+    clock: ClockDep,
+    database: DatabaseDep,
+    artifacts: ArtifactsDep,
 ) -> ExternalUrls:
     """Return links to the files of a PEFT adapter; they need no key, and expire within the hour."""
-    now = clock.now()
-    version = await _of_run(unit, principal.project_id, run_id, "external_weights", name)
-    version.require_present(now, field="name")
-    keyring: Keyring = request.state.keyring
-    base = str(request.base_url).rstrip("/") + "/api/v1"
-    links = {file: link(keyring, version, file, at=now) for file in FILES}
+    async with database.read() as unit:
+        version = await _of_run(unit, principal.project_id, run_id, "external_weights", name)
+    links = await links_to(version, artifacts, request.state.keyring, at=clock.now())
     return ExternalUrls(
-        urls={file: base + path for file, (path, _) in links.items()}, expires=min(end for _, end in links.values())
+        urls={name: _base(request) + links.paths[name] for name in links.files}, expires=links.expires_at
     )
+
+
+@router.get("/training_runs/{run_id}/checkpoints/{space}/{name}/archive", status_code=302)
+async def archive_url(
+    run_id: str,
+    space: Space,
+    name: str,
+    request: Request,
+    principal: Caller,
+    clock: ClockDep,
+    database: DatabaseDep,
+    artifacts: ArtifactsDep,
+) -> Response:
+    """Lead to the archive of an adapter, as older clients ask for it."""
+    async with database.read() as unit:
+        version = await _of_run(unit, principal.project_id, run_id, space, name)
+    links = await links_to(version, artifacts, request.state.keyring, at=clock.now())
+    expires = format_datetime(links.expires_at.astimezone(UTC), usegmt=True)
+    return RedirectResponse(_base(request) + links.paths[ARCHIVE], status_code=302, headers={"Expires": expires})
+
+
+def _base(request: Request) -> str:
+    return f"{mounted_at(request)}/api/v1"
 
 
 @router.post("/copy_weights")
