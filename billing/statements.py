@@ -65,6 +65,21 @@ class Line:
     nanos: int
 
 
+def newest_posting(connection: Connection) -> int:
+    """Return the number of the newest posting; 0 when there is none."""
+    return connection.execute(select(func.coalesce(func.max(postings.c.number), 0))).scalar_one()
+
+
+def consumed_after(connection: Connection, after: int, until: int) -> Sequence[tuple[str, str, int]]:
+    """Return (base model, meter, quantity) of the usage in the postings numbered (after, until]."""
+    rows = connection.execute(
+        select(postings.c.base_model, postings.c.meter, func.sum(postings.c.quantity))
+        .where(and_(postings.c.number > after, postings.c.number <= until, postings.c.kind == Kind.USAGE))
+        .group_by(postings.c.base_model, postings.c.meter)
+    )
+    return [(base_model, meter, int(quantity)) for base_model, meter, quantity in rows]
+
+
 def usage(connection: Connection, book: Book, asked: Filter, by: Sequence[By]) -> list[Line]:
     """Return usage summed per combination of ``by``, ordered by it. Sums of different meters do not mix units: group
     by meter when quantities matter."""

@@ -11,6 +11,7 @@ from gateway import logs
 from gateway.app import create_app
 from gateway.auth.master import MasterKeyError
 from gateway.core.catalog import CatalogError
+from gateway.departure import Departure
 from gateway.settings import Settings
 
 GRACE_S = 10
@@ -28,17 +29,33 @@ def main() -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
-    uvicorn.run(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
+    server = _Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        ),
+        app.state.departure,
     )
-    return 0
+    server.run()
+    return 0 if server.started else 1
+
+
+class _Server(uvicorn.Server):
+    """Answers long polls at once when it is told to stop; otherwise they would take the whole grace."""
+
+    def __init__(self, config: uvicorn.Config, departure: Departure) -> None:
+        super().__init__(config)
+        self._departure = departure
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._departure.leave()
+        super().handle_exit(sig, frame)
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

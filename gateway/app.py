@@ -1,7 +1,7 @@
 """The application: builds what requests need for as long as it lives, and mounts the dialects."""
 
 from asyncio import CancelledError, create_task
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,12 +23,14 @@ from gateway.core.catalog import Catalog, parse_catalog
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import Unavailable
 from gateway.core.futures import Futures
+from gateway.departure import Departure
 from gateway.engines.pool import EnginePool
 from gateway.ledger import PriceSheet, ledger_factory
 from gateway.metrics import Metrics
 from gateway.probes import RecordedProbes
 from gateway.processes import own_name
 from gateway.publisher import Publisher
+from gateway.scrapes import Scrapes
 from gateway.settings import Settings
 from gateway.store import SERVER_WAIT_S, LocalArtifacts, SqlDatabase, open_database
 from gateway.verdicts import Verdicts
@@ -48,8 +50,15 @@ class AppState(State):
 
     readiness: health.Readiness
     metrics: Metrics
+    scrapes: Scrapes
+    answered: Callable[[str, int, float], None]
 
 
+DIALECTS: Mapping[str, Callable[[], FastAPI]] = {
+    "/training/v1": create_native_app,
+    "/v1": create_openai_app,
+    "/tinker": create_tinker_app,
+}
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[AppState]]
 
 
@@ -80,34 +89,36 @@ def create_app(settings: Settings) -> FastAPI:
     Raises:
         MasterKeyError, CatalogError, PriceListError, OSError: see ``read_files``.
     """
-    clock = SystemClock()
+    clock, departure = SystemClock(), Departure()
     app = FastAPI(
         title="Loopline",
-        lifespan=_lifespan(settings, read_files(settings, at=clock.now()), clock),
+        lifespan=_lifespan(settings, read_files(settings, at=clock.now()), clock, departure),
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.state.departure = departure
     native_errors.install(app)
     app.router.routes.extend([*health.ROUTES, *metrics.ROUTES])
-    app.mount("/training/v1", create_native_app())
-    app.mount("/v1", create_openai_app())
-    app.mount("/tinker", create_tinker_app())
+    for mount, create in DIALECTS.items():
+        app.mount(mount, create())
     app.add_middleware(RequestEdge)
     return app
 
 
-def _lifespan(settings: Settings, files: Files, clock: Clock) -> Lifespan:
+def _lifespan(settings: Settings, files: Files, clock: Clock, departure: Departure) -> Lifespan:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[AppState]:
         async with AsyncExitStack() as opened:
-            yield await _open(settings, files, clock, opened)
+            yield await _open(settings, files, clock, departure, opened)
 
     return lifespan
 
 
-async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExitStack) -> AppState:
+async def _open(
+    settings: Settings, files: Files, clock: Clock, departure: Departure, opened: AsyncExitStack
+) -> AppState:
     """Open everything in the order of dependence; ``opened`` closes it in the reverse order."""
     keyring, catalog = files.keyring, files.catalog
     owner = own_name()
@@ -141,6 +152,8 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
     biller = Biller(database, engines, sheet, clock, owner)
     await opened.enter_async_context(_books(database, biller))
     sample_futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.samples))
+    waiters = (futures, score_futures, sample_futures)
+    departure.tell(*(one.leave for one in waiters))
     jobs = await opened.enter_async_context(
         SamplingJobs(database, sample_futures, clock, owner, limit=settings.max_running_samples)
     )
@@ -176,8 +189,15 @@ async def _open(settings: Settings, files: Files, clock: Clock, opened: AsyncExi
         max_import_bytes=settings.max_import_bytes,
         undelete_s=settings.undelete_s,
         metrics=collected,
+        scrapes=Scrapes(database, engines, collected, clock, lambda: sum(one.waiting for one in waiters)),
+        answered=lambda path, status, seconds: collected.answered(_dialect_of(path), status, seconds),
         readiness=health.Readiness(database, engines, catalog, clock),
     )
+
+
+def _dialect_of(path: str) -> str:
+    """Return the mount that a path is below; a path of nobody's must not become a label."""
+    return next((mount for mount in DIALECTS if path == mount or path.startswith(f"{mount}/")), "other")
 
 
 async def _price_list(database: SqlDatabase, settings: Settings, files: Files, *, at: datetime) -> Book:

@@ -126,10 +126,9 @@ class BillingLedger:
             for line in lines
         ]
 
-    async def session_costs(self, sessions: Collection[SessionId]) -> Mapping[SessionId, int]:
+    async def session_usage(self, sessions: Collection[SessionId]) -> Mapping[SessionId, UsageLine]:
         lines = await self.usage([UsageBy.SESSION], project_id=None, sessions=sessions)
-        costs = {str(line.group[UsageBy.SESSION]): line.nanos for line in lines}
-        return {session: costs.get(session, 0) for session in sessions}
+        return {SessionId(str(line.group[UsageBy.SESSION])): line for line in lines}
 
     async def statement(self, project_id: ProjectId, month: str) -> Statement:
         try:

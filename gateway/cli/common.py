@@ -92,6 +92,17 @@ def ago(moment: datetime | str, now: datetime | None = None) -> str:
     return f"{max(0, seconds)} s ago"
 
 
+def ahead(moment: str | None, now: datetime | None = None) -> str:
+    """Return in how long a moment is, in one unit: ``in 3 h``; ``never`` for None."""
+    if moment is None:
+        return "never"
+    seconds = int((datetime.fromisoformat(moment) - (now or datetime.now(UTC))).total_seconds())
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"in {seconds // size} {unit}"
+    return f"in {max(0, seconds)} s"
+
+
 def dollars(nanos: int) -> str:
     """Return nano-USD as dollars, exactly, with at least two decimals: ``$0.000125``."""
     sign, nanos = ("-" if nanos < 0 else ""), abs(nanos)

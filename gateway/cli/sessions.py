@@ -5,7 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.common import ApiKey, AsJson, BaseUrl, DataDir, ago, out, print_json, print_table, settings_of
+from gateway.cli.common import (
+    ApiKey,
+    AsJson,
+    BaseUrl,
+    DataDir,
+    ago,
+    ahead,
+    dollars,
+    out,
+    print_json,
+    print_table,
+    settings_of,
+)
 from gateway.cli.http import Gateway, find_gateway
 
 app = typer.Typer(no_args_is_help=True, help="List and stop training sessions.")
@@ -37,12 +49,16 @@ def list_sessions(
             session["activity"],
             str(session["optimizer_step"]),
             session["latest_version"] or "",
-            ago(session["last_used_at"]),
+            ago(session["last_used_at"]) if session["activity"] == "idle" else "",
+            ahead(session["expires_at"]) if session["status"] in live else "",
+            f"{session['tokens']:,}",
+            dollars(session["cost_nanos"]),
         )
         for session in sessions
     ]
-    columns = ["id", "name", "base model", "status", "activity", "steps", "latest version", "used"]
-    print_table(columns, rows, empty="No sessions.", right=["steps"])
+    facts = ("id", "name", "base model", "status", "activity", "steps", "latest version")
+    columns = [*facts, "idle since", "expires", "tokens", "cost"]
+    print_table(columns, rows, empty="No sessions.", right=["steps", "tokens", "cost"])
 
 
 @app.command()

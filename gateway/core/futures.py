@@ -49,6 +49,20 @@ class Futures(Generic[Id, Work_co]):
         self._waiters: defaultdict[Id, set[asyncio.Future[None]]] = defaultdict(set)
         self._added = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
+        self._leaving = False
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(len(waiters) for waiters in self._waiters.values())
+
+    def leave(self) -> None:
+        """Let everybody who waits, now or later, be answered at once with the work as it stands."""
+        self._leaving = True
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.create_task(self._watch(), name="futures")
@@ -71,7 +85,7 @@ class Futures(Generic[Id, Work_co]):
         self._waiters[id].add(waiter)
         try:
             found = await self._read(project_id, id)
-            if found.final or timeout_s <= 0:
+            if found.final or timeout_s <= 0 or self._leaving:
                 return found
             self._added.set()
             await asyncio.wait([waiter], timeout=min(timeout_s, MAX_WAIT_S))

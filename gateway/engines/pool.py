@@ -28,6 +28,18 @@ T = TypeVar("T")
 _CHAT_FIELDS = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSlots:
+    """How many versions an engine can hold, holds and works with, and the calls that are in flight from here."""
+
+    engine: str
+    base_model: str
+    capacity: int
+    loaded: int
+    in_use: int
+    calls: int
+
+
 class EnginePool:
     """The Engines port over vLLM servers. Use as an async context manager."""
 
@@ -183,6 +195,21 @@ class EnginePool:
         return [
             EngineHealth(url=replica.engine.url, ready=answered, adapters=len(replica.loaded))
             for replica, answered in zip(replicas, ready, strict=True)
+        ]
+
+    def slots(self) -> Sequence[EngineSlots]:
+        """Return how full every engine is, as this process knows it."""
+        return [
+            EngineSlots(
+                engine=replica.engine.url,
+                base_model=replica.base.name,
+                capacity=replica.loaded.capacity,
+                loaded=len(replica.loaded),
+                in_use=replica.versions_in_use,
+                calls=replica.in_flight,
+            )
+            for replicas in self._replicas.values()
+            for replica in replicas
         ]
 
     async def metrics(self) -> Sequence[EngineMetrics]:

@@ -58,6 +58,10 @@ class Replica:
             self._turns, capacity=CPU_LORAS_PER_SLOT * base.max_loras, unload=self.engine.unload_adapter
         )
 
+    @property
+    def versions_in_use(self) -> int:
+        return self._turns.distinct
+
     async def admit(self, version: Version, occasion: Occasion) -> CanaryReport:
         """Load ``version`` through the gate unless it is here.
 

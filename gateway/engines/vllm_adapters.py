@@ -30,6 +30,11 @@ class Turns:
         self._using: Counter[VersionId] = Counter()
         self._waiting: OrderedDict[SessionId, OrderedDict[VersionId, list[Waiter]]] = OrderedDict()
 
+    @property
+    def distinct(self) -> int:
+        """How many versions are in use."""
+        return len(self._using)
+
     def in_use(self, version_id: VersionId) -> bool:
         """Say whether a request holds a turn of this version or waits for one."""
         return version_id in self._using or any(version_id in queues for queues in self._waiting.values())
@@ -101,7 +106,7 @@ class LoadedVersions:
 
     def __init__(self, turns: Turns, *, capacity: int, unload: Callable[[VersionId], Awaitable[None]]) -> None:
         self._turns = turns
-        self._capacity = capacity
+        self.capacity = capacity
         self._unload = unload
         self._reports: OrderedDict[VersionId, CanaryReport] = OrderedDict()
         self._loading = asyncio.Lock()
@@ -156,6 +161,6 @@ class LoadedVersions:
 
     async def _shed(self, newest: VersionId) -> None:
         idle = [one for one in self._reports if one != newest and not self._turns.in_use(one)]
-        for version_id in idle[: max(0, len(self._reports) - self._capacity)]:
+        for version_id in idle[: max(0, len(self._reports) - self.capacity)]:
             del self._reports[version_id]
             await self._unload(version_id)

@@ -36,7 +36,7 @@ class NoLedger:
     ) -> Sequence[UsageLine]:
         _refuse()
 
-    async def session_costs(self, sessions: Collection[SessionId]) -> Mapping[SessionId, int]:
+    async def session_usage(self, sessions: Collection[SessionId]) -> Mapping[SessionId, UsageLine]:
         _refuse()
 
     async def statement(self, project_id: ProjectId, month: str) -> Statement:

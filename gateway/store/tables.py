@@ -110,6 +110,7 @@ sessions = Table(
     Column("replay_note", Text, comment="How the last replay differed from the first run; null: it did not"),
     Column("client_id", Text, comment="The client that opened it, if one did"),
     Column("client_number", Integer, comment="That client's number for it"),
+    Column("turn", BigInteger, comment="Virtual time of its last turn, with it"),
     one_of("status", SessionStatus),
     one_of("order_rule", OrderRule),
     CheckConstraint("applied_seq >= 0 AND optimizer_step >= 0 AND epoch >= 0", name="counters"),
@@ -175,6 +176,7 @@ operations = Table(
     partial_index("uq_operations_running", "session_id", where="status = 'running' AND NOT staged", unique=True),
     partial_index("ix_operations_open", "session_id", "seq", where="status IN ('queued', 'running')"),
     partial_index("ix_operations_queued", "project_id", where="status = 'queued'"),
+    partial_index("ix_operations_finished", "finished_at", where="finished_at IS NOT NULL"),
     partial_index("ix_operations_waiting", "created_at", where="status = 'queued'"),
 )
 

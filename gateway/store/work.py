@@ -25,6 +25,7 @@ from gateway.store.refusals import passed, refused_after
 from gateway.store.sessions import end_session, read_session, settle_stop, used
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.transaction import Transaction
+from gateway.store.turns import line, take_turn
 from gateway.store.usage import SqlUsageStore
 from gateway.store.versions import register_version, save_result, version_of_operation
 
@@ -67,7 +68,7 @@ class SqlWorkStore(SqlLeaseStore):
                     exists(select(operations.c.id).where(_ready())),
                 )
             )
-            .order_by(sessions.c.served_at.asc().nulls_first(), sessions.c.created_at, sessions.c.id)
+            .order_by(*line(), sessions.c.served_at.asc().nulls_first(), sessions.c.created_at, sessions.c.id)
             .limit(1)
             .with_for_update(of=sessions, skip_locked=True, key_share=True)
         )
@@ -104,6 +105,8 @@ class SqlWorkStore(SqlLeaseStore):
                 served_at=at,
             )
         )
+        if not again:
+            await take_turn(self._transaction, session, operation["tokens"])
         losses = operation["attempts"] - again
         await self._transaction.write(
             update(operations)

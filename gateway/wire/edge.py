@@ -61,3 +61,5 @@ class RequestEdge:
                     status=status,
                     duration_ms=round((time.perf_counter() - started) * 1000, 1),
                 )
+                if (observe := scope["state"].get("answered")) is not None:
+                    observe(scope["path"], status, time.perf_counter() - started)

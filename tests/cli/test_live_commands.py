@@ -65,11 +65,13 @@ def test_what_up_prints_to_paste_works_as_it_stands(live: LiveUp) -> None:
 
 def test_sessions_are_listed_and_stopped_with_the_local_key(live: LiveUp) -> None:
     with live.client() as client:
-        created = client.post("/sessions", json={"base_model": MODEL, "name": "to-stop"}).json()
+        created = client.post("/sessions", json={"base_model": MODEL, "name": "to-stop", "ttl_seconds": 3600}).json()
     where = ("--data-dir", str(live.data_dir))
 
     table = loopline("sessions", "list", *where).stdout
-    assert re.search(rf"^{created['id']} +to-stop +{MODEL} +running", table, re.MULTILINE)
+    assert re.search(
+        rf"^{created['id']} +to-stop +{MODEL} +running +idle +0 .*in 59 min +0 +\$0.00$", table, re.MULTILINE
+    )
 
     stopped = loopline("sessions", "stop", "to-stop", *where)
     assert (stopped.returncode, stopped.stdout) == (0, f"Session {created['id']} is stopped.\n")

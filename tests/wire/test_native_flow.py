@@ -63,6 +63,7 @@ def test_a_new_session_reads_back_in_full(client: httpx.Client) -> None:
         "recovered_seq": None,
         "replay_note": None,
         "order": "strict",
+        "tokens": 0,
         "cost_nanos": 0,
     }
     assert created["model_package_group"] == created["id"]
@@ -360,6 +361,6 @@ def test_the_openapi_page_documents_every_route_without_a_key(gateway: Gateway) 
         "/model_packages/{group}", "/model_packages/{group}/history", "/model_packages/{group}/aliases/{alias}",
         "/model_packages/{group}/{reference}", "/model_packages/{group}/{reference}/undelete",
         "/model_packages/{group}/{reference}/verify", "/versions", "/versions/{address}", "/usage",
-        "/statements/{month}", "/estimate", "/budgets", "/budgets/{scope}/{scope_id}",
+        "/statements/{month}", "/estimate", "/audit", "/budgets", "/budgets/{scope}/{scope_id}",
     }  # fmt: skip
     assert all("summary" in method for path in document["paths"].values() for method in path.values())

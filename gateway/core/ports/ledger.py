@@ -45,8 +45,8 @@ class Ledger(Protocol):
         """Sum up what was consumed, to the moment, per combination of ``by``. ``since`` is inclusive, ``until`` not."""
         ...
 
-    async def session_costs(self, sessions: Collection[SessionId]) -> Mapping[SessionId, int]:
-        """Return the cost of each session so far."""
+    async def session_usage(self, sessions: Collection[SessionId]) -> Mapping[SessionId, UsageLine]:
+        """Return the tokens and the cost of each session so far; none for one that consumed nothing."""
         ...
 
     async def statement(self, project_id: ProjectId, month: str) -> Statement:

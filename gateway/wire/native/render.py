@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import assert_never
 
 from gateway.core.costs import cost_nanos, quantities
+from gateway.core.ledger import UsageLine
 from gateway.core.operations import Operation, Status
 from gateway.core.ports import Prices, UnitOfWork
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, Outcome, SaveResult
@@ -49,12 +50,12 @@ async def session_read(unit: UnitOfWork, session: Session) -> SessionRead:
 
 
 async def sessions_read(unit: UnitOfWork, sessions: Sequence[Session]) -> list[SessionRead]:
-    """Return sessions with what each has cost up to now."""
-    costs = await unit.ledger.session_costs([session.id for session in sessions])
-    return [await _session_read(unit, session, costs[session.id]) for session in sessions]
+    """Return sessions with what each has consumed up to now."""
+    usage = await unit.ledger.session_usage([session.id for session in sessions])
+    return [await _session_read(unit, session, usage.get(session.id)) for session in sessions]
 
 
-async def _session_read(unit: UnitOfWork, session: Session, cost: int) -> SessionRead:
+async def _session_read(unit: UnitOfWork, session: Session, usage: UsageLine | None) -> SessionRead:
     latest = None
     if session.latest_version_id is not None:
         latest = await unit.versions.get(session.project_id, session.latest_version_id)
@@ -79,7 +80,8 @@ async def _session_read(unit: UnitOfWork, session: Session, cost: int) -> Sessio
         recovered_seq=None if session.recovery is None else session.recovery.seq,
         replay_note=session.replay_note,
         order=session.order,
-        cost_nanos=cost,
+        tokens=0 if usage is None else usage.quantity,
+        cost_nanos=0 if usage is None else usage.nanos,
     )
 
 

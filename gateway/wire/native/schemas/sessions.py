@@ -54,7 +54,7 @@ class LoraRead(Read):
 
 
 class SessionRead(Read):
-    """A session. ``expires_at`` moves on with every use; ``cost_nanos`` is what it has cost up to now.
+    """A session. ``expires_at`` moves on with every use; ``tokens`` and ``cost_nanos`` are what it consumed.
 
     While ``activity`` is ``recovering``, ``recovered_seq`` says how far its state has been rebuilt. ``replay_note``
     says that a rebuild ran with other versions of libraries than the first run, and with which.
@@ -80,6 +80,7 @@ class SessionRead(Read):
     recovered_seq: int | None
     replay_note: str | None
     order: str
+    tokens: int
     cost_nanos: int
 
 
