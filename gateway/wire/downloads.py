@@ -73,7 +73,8 @@ def _path(keyring: Keyring, version: Version, name: str, expires: int) -> str:
     return f"/downloads/{place}?expires={expires}&signature={keyring.signature(f'{place}?{expires}')}"
 
 
-@router.api_route("/downloads/{project_id}/{version_id}/{file:path}", methods=["GET", "HEAD"])
+@router.get("/downloads/{project_id}/{version_id}/{file:path}")
+@router.head("/downloads/{project_id}/{version_id}/{file:path}", include_in_schema=False)
 async def download(
     project_id: str,
     version_id: str,

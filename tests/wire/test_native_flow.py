@@ -361,6 +361,8 @@ def test_the_openapi_page_documents_every_route_without_a_key(gateway: Gateway) 
         "/model_packages/{group}", "/model_packages/{group}/history", "/model_packages/{group}/aliases/{alias}",
         "/model_packages/{group}/{reference}", "/model_packages/{group}/{reference}/undelete",
         "/model_packages/{group}/{reference}/verify", "/versions", "/versions/{address}", "/usage",
-        "/statements/{month}", "/estimate", "/audit", "/budgets", "/budgets/{scope}/{scope_id}",
+        "/statements/{month}", "/estimate", "/audit",
+        "/model_packages/{group}/{reference}/export", "/model_packages/{group}/import",
+        "/downloads/{project_id}/{version_id}/{file}", "/budgets", "/budgets/{scope}/{scope_id}",
     }  # fmt: skip
     assert all("summary" in method for path in document["paths"].values() for method in path.values())
