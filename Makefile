@@ -28,7 +28,7 @@ RACES ?= 300
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks recovery check lint format typecheck proto lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks fuzz recovery check lint format typecheck proto lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ saves: setup ## Kill the trainer while it writes versions: N=100 SEED=1 DB=...
 
 acks: setup ## Show with strace that acknowledgements follow the fsync of what they need: N=200 DB=...
 	@$(CRASH) acks --count $(or $(N),200) --seed $(SEED) --database $(DB)
+
+fuzz: setup ## Spoil requests to every route of every dialect, in front of a scripted engine: N=5000 SEED=1
+	@$(BIN)/python -m tests.fuzz --count $(or $(N),5000) --seed $(SEED)
 
 recovery: setup ## Measure how long a long session takes to come back: MODEL=tiny|smollm2 DB=...
 	@$(CRASH) recovery --model $(MODEL) --database $(DB)

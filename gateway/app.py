@@ -142,6 +142,7 @@ async def _open(
             artifacts,
             key=settings.engine_key.get_secret_value(),
             timeout_s=settings.engine_timeout_s,
+            sequences=settings.engine_sequences,
             probes=RecordedProbes(database, clock),
             clock=clock,
             witness=Verdicts(database, collected),

@@ -98,7 +98,9 @@ class Metrics:
             (*names, "what"),
             registry=self.registry,
         )
-        self._calls = Gauge("loopline_engine_calls", "Calls in flight from here", names, registry=self.registry)
+        self._calls = Gauge(
+            "loopline_engine_calls", "Calls from here: in flight, waiting", (*names, "what"), registry=self.registry
+        )
 
     def answered(self, dialect: str, status: int, seconds: float) -> None:
         self.requests.labels(dialect, str(status)).inc()
@@ -108,7 +110,8 @@ class Metrics:
         at = (slots.base_model, slots.engine)
         for what, count in (("capacity", slots.capacity), ("loaded", slots.loaded), ("in_use", slots.in_use)):
             self._slots.labels(*at, what).set(count)
-        self._calls.labels(*at).set(slots.calls)
+        self._calls.labels(*at, "in flight").set(slots.calls)
+        self._calls.labels(*at, "waiting").set(slots.waiting)
 
     def queues(self, queues: Sequence[Queue], now: datetime) -> None:
         self._queued.clear()

@@ -24,6 +24,9 @@ class Settings(Places):
     gap_timeout_s: float = Field(default=60.0, gt=0, description="How long an operation waits for a missing seq")
     undelete_s: float = Field(default=604800.0, ge=0, description="How long a deleted version can be brought back")
     engine_timeout_s: float = Field(default=600.0, gt=0, description="Longest time of one engine request")
+    engine_sequences: int = Field(
+        default=64, ge=1, description="Sequences in an engine at a time, from here: its --max-num-seqs"
+    )
     max_running_samples: int = Field(default=4096, ge=1, description="Background samples of one gateway at a time")
 
     limit_requests_per_minute: int | None = Field(

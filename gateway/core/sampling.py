@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import Invalid
+from gateway.core.ids import ProjectId
 from gateway.core.validation import check_tokens
 from gateway.core.versions import Version
 
@@ -19,10 +20,19 @@ MAX_TOPK_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What answers: a version of an adapter on a base model, or (``version`` None) the base model itself."""
+    """What answers: a version of an adapter on a base model, or (``version`` None) the base model itself.
+
+    ``asker`` is whose turn at the engine a call to the base model takes; a version's is its owner's.
+    """
 
     base: BaseModel
     version: Version | None
+    asker: ProjectId | None = field(default=None, compare=False)
+
+    @property
+    def project_id(self) -> ProjectId | None:
+        """Whose turn at the engine a call takes."""
+        return self.asker if self.version is None else self.version.project_id
 
     @property
     def fingerprint(self) -> str:

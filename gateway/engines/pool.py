@@ -38,6 +38,26 @@ class EngineSlots:
     loaded: int
     in_use: int
     calls: int
+    waiting: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Size:
+    """What a call asks of an engine at most."""
+
+    sequences: int
+    tokens: int
+
+
+def _size_of(body: Mapping[str, Any]) -> _Size:
+    """Read a completion's body. Text counts a token for a character: turns need no exact count."""
+    prompts = _rows(body.get("prompt"))
+    several = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
+    limit: int = body.get("max_completion_tokens") or body.get("max_tokens") or 1
+    sequences = several * (body.get("n") or 1)
+    asked: Any = body.get("prompt") or body.get("messages") or ""
+    length = sum(len(one) for one in prompts) if several > 1 else len(asked)
+    return _Size(sequences, length + sequences * limit)
 
 
 class EnginePool:
@@ -50,6 +70,7 @@ class EnginePool:
         *,
         key: str,
         timeout_s: float,
+        sequences: int = 64,
         clock: Clock | None = None,
         witness: Witness | None = None,
         probes: Probes | None = None,
@@ -65,6 +86,7 @@ class EnginePool:
                     probes or Unrecorded(),
                     now=now,
                     witness=witness,
+                    sequences=sequences,
                 )
                 for url in base.engines
             )
@@ -88,7 +110,10 @@ class EnginePool:
         async def ask(replica: Replica, model: str) -> Generation:
             return await _generate(replica.engine, model, target, request)
 
-        return await self._answer(target, ask)
+        length = len(request.prompt)
+        limit = request.params.max_tokens
+        most = target.base.context_length - length if limit is None else limit
+        return await self._answer(target, ask, _Size(request.num_samples, length + request.num_samples * most))
 
     async def complete(self, target: Target, route: str, body: Mapping[str, Any]) -> EngineAnswer:
         _check_ids(body, target.base)
@@ -96,17 +121,18 @@ class EnginePool:
         async def ask(replica: Replica, model: str) -> EngineAnswer:
             return await replica.engine.complete(model, route, body)
 
-        return await self._answer(target, ask)
+        return await self._answer(target, ask, _size_of(body))
 
     async def stream(
         self, target: Target, route: str, body: Mapping[str, Any], stop: asyncio.Event
     ) -> AsyncGenerator[EngineAnswer]:
         """Chunks carry ``usage`` so far; the last has no choices and the total, also when the caller did not ask."""
         _check_ids(body, target.base)
-        replica = self._choose(_checked(target))
+        replica, size = self._choose(_checked(target)), _size_of(body)
         for attempt in (1, 2):
             try:
                 async with (
+                    replica.gate.turn(target.project_id, sequences=size.sequences, tokens=size.tokens),
                     replica.serving(target.version) as model,
                     aclosing(replica.engine.stream(model, route, body, stop)) as chunks,
                 ):
@@ -207,6 +233,7 @@ class EnginePool:
                 loaded=len(replica.loaded),
                 in_use=replica.versions_in_use,
                 calls=replica.in_flight,
+                waiting=replica.gate.waiting,
             )
             for replicas in self._replicas.values()
             for replica in replicas
@@ -226,17 +253,18 @@ class EnginePool:
         replicas = self._replicas.get(base.name, ())
         if not replicas:
             raise Unavailable(f"no engine serves {base.name}", code="no_engine")
-        return min(replicas, key=lambda replica: (replica.lost, replica.in_flight))
+        return min(replicas, key=lambda replica: (replica.lost, replica.in_flight + replica.gate.waiting))
 
-    async def _answer(self, target: Target, ask: Callable[[Replica, str], Awaitable[T]]) -> T:
+    async def _answer(self, target: Target, ask: Callable[[Replica, str], Awaitable[T]], size: _Size) -> T:
         replica = self._choose(_checked(target))
-        try:
+        async with replica.gate.turn(target.project_id, sequences=size.sequences, tokens=size.tokens):
+            try:
+                async with replica.serving(target.version) as model:
+                    return await ask(replica, model)
+            except UnknownAdapter:
+                _forget(replica, target)
             async with replica.serving(target.version) as model:
                 return await ask(replica, model)
-        except UnknownAdapter:
-            _forget(replica, target)
-        async with replica.serving(target.version) as model:
-            return await ask(replica, model)
 
 
 async def _unheard(version: Version, check: Check) -> None:

@@ -14,6 +14,7 @@ from gateway.core.sampling import TokenCounts
 from gateway.core.versions import CanaryReport, Check, Occasion, Version
 from gateway.engines import gate
 from gateway.engines.answers import EngineLost
+from gateway.engines.fair import FairGate
 from gateway.engines.launch import CPU_LORAS_PER_SLOT
 from gateway.engines.vllm import Vllm
 from gateway.engines.vllm_adapters import LoadedVersions, Turns
@@ -43,11 +44,13 @@ class Replica:
         *,
         now: Callable[[], datetime],
         witness: Witness,
+        sequences: int,
     ) -> None:
         self.engine = engine
         self.base = base
         self.in_flight = 0
         self.lost = False
+        self.gate = FairGate(sequences)
         self._artifacts = artifacts
         self._probes = probes
         self._now = now

@@ -90,7 +90,7 @@ class Scorer:
         """Return what a score is computed with. Raises NotFound when it was deleted since."""
         base = catalog.get(score.base_model)
         if score.version_id is None:
-            return Target(base=base, version=None)
+            return Target(base=base, version=None, asker=score.project_id)
         async with self.database.read() as unit:
             return Target(base=base, version=await unit.versions.get(score.project_id, score.version_id))
 

@@ -217,7 +217,7 @@ async def sampler_target(
             latest = (await unit.sessions.get(sampler.project_id, sampler.session_id)).latest_version_id
             reference = latest or reference
     if reference is None:
-        return Target(base=catalog.get(sampler.base_model), version=None)
+        return Target(base=catalog.get(sampler.base_model), version=None, asker=sampler.project_id)
     return await find_target(
         database, engines, catalog, clock, sampler.project_id, reference, field="sampling_session_id"
     )

@@ -142,9 +142,14 @@ def vocab_size_of(model: Path) -> int:
 @pytest.fixture(scope="session")
 def scripted_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineEndpoint]:
     """A scripted engine: ready in half a second."""
+    with running_scripted_engine(tmp_path_factory.mktemp("scripted-engine")) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def running_scripted_engine(directory: Path) -> Iterator[EngineEndpoint]:
     spec = scripted_spec()
-    log = tmp_path_factory.mktemp("scripted-engine") / "engine.log"
-    with running_engine(launch_scripted(spec), spec.url, log):
+    with running_engine(launch_scripted(spec), spec.url, directory / "engine.log"):
         yield endpoint_of(spec, vocab_size=256)
 
 

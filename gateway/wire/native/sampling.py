@@ -72,7 +72,7 @@ class Sampler:
 
     async def free(self, version: str | None, base_model: str | None) -> Target:
         if base_model is not None and version is None:
-            return Target(base=self.catalog.get(base_model), version=None)
+            return Target(base=self.catalog.get(base_model), version=None, asker=self.principal.project_id)
         if version is None or base_model is not None:
             raise Invalid("give exactly one of version and base_model", field="version")
         return await find_target(

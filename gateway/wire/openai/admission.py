@@ -133,7 +133,7 @@ class Admission:
             Conflict: the session stopped or has no published version; the version is not published.
         """
         if model in self.catalog.models:
-            return Target(base=self.catalog.models[model], version=None), None
+            return Target(base=self.catalog.models[model], version=None, asker=self.principal.project_id), None
         ports = (self.database, self.engines, self.catalog, self.clock)
         try:
             if parse_address(model) is not None:
