@@ -2,10 +2,11 @@
 
 import typer
 
-from gateway.cli import budgets, db, keys, ledger, limits, models, prices, projects, sessions
+from gateway.cli import budgets, db, keys, ledger, limits, models, prices, projects, sessions, versions
 from gateway.cli.audit import audit
 from gateway.cli.common import AsJson, out, print_json
 from gateway.cli.doctor import doctor
+from gateway.cli.serve import serve
 from gateway.cli.up import up
 from gateway.cli.usage import usage
 from gateway.supervisor.machine import installed_version
@@ -36,6 +37,8 @@ def create_cli() -> typer.Typer:
     cli.command()(audit)
     cli.add_typer(sessions.app, name="sessions")
     cli.add_typer(models.app, name="models")
+    cli.add_typer(versions.app, name="versions")
+    cli.command()(serve)
     cli.command()(usage)
     cli.add_typer(prices.app, name="prices")
     cli.add_typer(budgets.app, name="budgets")

@@ -1,9 +1,11 @@
 """The commands that ask the running gateway: who to ask, with which key, and what its refusals say."""
 
 import asyncio
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import httpx
 
@@ -14,6 +16,8 @@ from gateway.core.clock import SystemClock
 from gateway.settings import Settings
 from gateway.supervisor.plan import reachable_host
 from gateway.supervisor.records import RunDir
+
+TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,19 +37,61 @@ class Gateway:
     def put(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._ask("PUT", path, params={}, body=body).json()
 
-    def delete(self, path: str) -> Any:
-        response = self._ask("DELETE", path, params={})
+    def delete(self, path: str, **params: Any) -> Any:
+        response = self._ask("DELETE", path, params=params)
         return response.json() if response.content else None
 
+    def post(self, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
+        return self._ask("POST", path, params={}, timeout_s=timeout_s).json()
+
+    def upload(self, path: str, content: Path, media_type: str, **params: Any) -> Any:
+        """Send a file as the body of a POST."""
+        given = {name: value for name, value in params.items() if value is not None}
+        with content.open("rb") as file:
+            return self._ask("POST", path, params=given, file=file, media_type=media_type).json()
+
+    def download(self, link: str, target: Path, *, size_bytes: int, sha256: str | None) -> None:
+        """Fetch what a link leads to; one that was cut goes on where it ended. The file appears whole and checked."""
+        partial = target.with_name(f"{target.name}.part")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        done = partial.stat().st_size if partial.exists() else 0
+        headers = {"Range": f"bytes={done}-"} if done else {}
+        try:
+            with httpx.stream("GET", link, headers=headers, timeout=TIMEOUT_S, trust_env=False) as answer:
+                if not answer.is_success and done < size_bytes:
+                    fail(f"{target.name}: the link was answered with {answer.status_code}")
+                if answer.is_success:
+                    with partial.open("ab" if answer.status_code == httpx.codes.PARTIAL_CONTENT.value else "wb") as out:
+                        for chunk in answer.iter_bytes():
+                            out.write(chunk)
+        except httpx.HTTPError as error:
+            fail(f"{target.name} was cut ({error or type(error).__name__}); the same command goes on from there")
+        with partial.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if partial.stat().st_size != size_bytes or sha256 not in (None, found):
+            partial.unlink()
+            fail(f"{target.name} is not what the gateway named; try again")
+        partial.replace(target)
+
     def _ask(
-        self, method: str, path: str, *, params: Mapping[str, Any], body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any],
+        body: Mapping[str, Any] | None = None,
+        file: IO[bytes] | None = None,
+        media_type: str | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> httpx.Response:
         """Return the answer, or end the program with what the gateway said."""
         url = f"{self.base_url.rstrip('/')}/training/v1{path}"
         headers = {"Authorization": f"Bearer {self.api_key}"}
+        if media_type is not None:
+            headers["Content-Type"] = media_type
         try:
             response = httpx.request(
-                method, url, params=params, json=body, headers=headers, timeout=30.0, trust_env=False
+                method, url, params=params, json=body, content=file, headers=headers, timeout=timeout_s, trust_env=False
             )
         except httpx.HTTPError as error:
             fail(f"no answer from {self.base_url} ({error or type(error).__name__}). Does `loopline up` run?")

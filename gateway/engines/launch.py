@@ -114,6 +114,50 @@ def launch_vllm(spec: EngineSpec) -> Launch:
     return Launch(command=tuple(command), environment=environment)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpec:
+    """A version to be served by a vLLM of its own: a merged model, or a base model and the adapter on it.
+
+    ``context_length`` None leaves it to the model.
+    """
+
+    model_path: Path
+    served_name: str
+    host: str
+    port: int
+    dtype: str
+    device: Device
+    adapter: Path | None = None
+    base_name: str | None = None
+    rank: int = 0
+    context_length: int | None = None
+    threads: str = "0-1"
+
+
+def launch_version(spec: VersionSpec) -> Launch:
+    """Return how to serve one version, outside any Loopline. Who may reach it is the operator's to decide."""
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(spec.model_path)),
+        *("--served-model-name", spec.served_name if spec.adapter is None else spec.base_name or "base"),
+        *("--host", spec.host),
+        *("--port", str(spec.port)),
+        *("--dtype", spec.dtype),
+        *("--generation-config", "vllm"),
+    ]
+    if spec.context_length is not None:
+        command += ["--max-model-len", str(spec.context_length)]
+    if spec.adapter is not None:
+        rank = next(rank for rank in _RANKS if rank >= spec.rank)
+        command += ["--enable-lora", "--max-lora-rank", str(rank)]
+        command += ["--lora-modules", f"{spec.served_name}={spec.adapter}"]
+    environment: dict[str, str] = {}
+    if spec.device is Device.CPU:
+        command += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": spec.threads}
+    return Launch(command=tuple(command), environment=environment)
+
+
 def launch_scripted(spec: EngineSpec, *, token_delay_ms: float = 0.0) -> Launch:
     """Return how to start the scripted engine in place of ``spec``."""
     command = (

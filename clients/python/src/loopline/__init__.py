@@ -41,10 +41,12 @@ from loopline.results import (
     TokenLogprob,
     Usage,
     UsageLine,
+    Verification,
 )
 from loopline.sampling import SamplingClient
 from loopline.training import TrainingClient
 from loopline.types import AdamParams, Datum, EncodedTextChunk, LossFn, ModelInput, SamplingParams, TensorData
+from loopline.versions import Versions
 
 __all__ = [
     "APIFuture",
@@ -91,5 +93,7 @@ __all__ = [
     "Unavailable",
     "Usage",
     "UsageLine",
+    "Verification",
+    "Versions",
     "is_retryable",
 ]

@@ -7,7 +7,8 @@ first try did.
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -24,8 +25,6 @@ log = logging.getLogger("loopline")
 MOUNT = "/training/v1"
 POLL_S = 30.0  # how long the gateway is asked to hold a poll; half the timeout when that is less
 PAGE = 100
-
-JSON = {"Content-Type": "application/json"}
 
 
 def encode(body: Any) -> bytes:
@@ -72,9 +71,10 @@ class Transport:
         *,
         during: str,
         content: bytes | None = None,
-        params: Mapping[str, str | float] | None = None,
+        params: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
         timeout_s: float | None = None,
+        media_type: str = "application/json",
     ) -> Answer:
         """Send one request, retries included, and return the answer, an error status too.
 
@@ -83,7 +83,7 @@ class Transport:
         Raises:
             ConnectionFailed: no answer came.
         """
-        headers = dict(JSON) if content is not None else {}
+        headers = {"Content-Type": media_type} if content is not None else {}
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
 
@@ -136,7 +136,33 @@ class Transport:
         answer = await self.ask("DELETE", path, during=during)
         return parse(kind, answer.response, during)
 
-    async def pages(self, kind: type[M], path: str, *, during: str, **params: str | int | None) -> AsyncIterator[M]:
+    async def send(
+        self, path: str, content: bytes, *, media_type: str, params: Mapping[str, Any], during: str, timeout_s: float
+    ) -> Answer:
+        """Send a file, exactly once however often it is retried; raises as ``ask``."""
+        return await self.ask(
+            "POST",
+            path,
+            during=during,
+            content=content,
+            params=params,
+            idempotency_key=new_key(),
+            timeout_s=timeout_s,
+            media_type=media_type,
+        )
+
+    async def discard(self, path: str, *, during: str) -> None:
+        """DELETE what is answered with nothing; raises as ``get``."""
+        checked((await self.ask("DELETE", path, during=during)).response, during)
+
+    @asynccontextmanager
+    async def stream(self, url: str, *, start: int) -> AsyncGenerator[httpx.Response]:
+        """Ask for a file from byte ``start`` on. Raises httpx.TransportError."""
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        async with self._http.stream("GET", url, headers=headers) as response:
+            yield response
+
+    async def pages(self, kind: type[M], path: str, /, *, during: str, **params: str | int | None) -> AsyncIterator[M]:
         """Yield every item of a paged list; raises as ``get``."""
         after: str | int | None = params.pop("after", None)
         while True:

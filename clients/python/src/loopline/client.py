@@ -19,6 +19,7 @@ from loopline.errors import ClientStopped, LooplineError
 from loopline.results import ModelPackage, Session, Usage
 from loopline.sampling import SamplingClient
 from loopline.training import TrainingClient
+from loopline.versions import Versions
 
 T = TypeVar("T")
 
@@ -222,6 +223,12 @@ class ServiceClient:
             return sorted(found, key=lambda package: (package.created_at, package.number), reverse=True)[:max_results]
 
         return self._run(collect())
+
+    @property
+    def versions(self) -> Versions:
+        """The registry of versions."""
+        self._require_open()
+        return Versions(self._connection)
 
     def get_usage(
         self, *, session_id: str | None = None, since: datetime | None = None, until: datetime | None = None

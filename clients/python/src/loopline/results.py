@@ -157,14 +157,32 @@ class ModelPackage(_Read):
     optimizer_step: int
     fingerprint: str | None = None
     size_bytes: int | None = None
+    name: str | None = None
     description: str | None = None
+    aliases: list[str] = Field(default_factory=list[str])
+    tags: list[str] = Field(default_factory=list[str])
+    user_metadata: dict[str, str] = Field(default_factory=dict[str, str])
+    tinker_path: str | None = None
+    arn: str | None = None
     created_at: datetime
     published_at: datetime | None = None
+    expires_at: datetime | None = None
+    deleted_at: datetime | None = None
+    canary: dict[str, Any] | None = None
+    checks: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
 
     @property
     def model_package_arn(self) -> str:
         """The version's address, under the name that loops written for SageMaker read."""
         return self.address
+
+
+class Verification(_Read):
+    """The gate's verdicts, one per engine; ``passed`` when every engine computed what the trainer computed."""
+
+    version: str
+    passed: bool
+    checks: list[dict[str, Any]]
 
 
 class UsageLine(_Read):
