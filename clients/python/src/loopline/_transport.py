@@ -107,7 +107,7 @@ class Transport:
             reason = str(error) or type(error).__name__
             raise ConnectionFailed(f"{during}: no answer from {self.base_url}: {reason}", during) from error
 
-    async def get(self, kind: type[M], path: str, *, during: str, **params: str | float | None) -> M:
+    async def get(self, kind: type[M], path: str, /, *, during: str, **params: str | float | None) -> M:
         """Return the parsed answer of a GET; parameters that are None are left out.
 
         Raises:
