@@ -32,7 +32,8 @@ from gateway.processes import own_name
 from gateway.publisher import Publisher
 from gateway.scrapes import Scrapes
 from gateway.settings import Settings
-from gateway.store import SERVER_WAIT_S, LocalArtifacts, SqlDatabase, open_database
+from gateway.store import SERVER_WAIT_S, SqlDatabase, open_database
+from gateway.store.artifact_stores import open_artifacts
 from gateway.verdicts import Verdicts
 from gateway.wire.deps import State
 from gateway.wire.edge import RequestEdge
@@ -135,7 +136,7 @@ async def _open(
         )
     )
     sheet.book = await _price_list(database, settings, files, at=clock.now())
-    artifacts, collected = LocalArtifacts(settings.artifact_dir), Metrics()
+    artifacts, collected = open_artifacts(settings), Metrics()
     engines = await opened.enter_async_context(
         EnginePool(
             catalog,

@@ -17,7 +17,12 @@ class Places(BaseSettings):
     data_dir: Path = Field(default=Path(".loopline"), description="Database, blobs, artefacts, models, logs")
     database_url: str | None = Field(default=None, description="SQLAlchemy URL; unset: SQLite under data_dir")
     catalog: Path | None = Field(default=None, description="Catalogue of base models; unset: run/catalog.toml")
-
+    object_store: str | None = Field(
+        default=None,
+        pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[a-zA-Z0-9._/-]{1,200})?$",
+        description="s3://bucket/prefix for artefacts; unset: the data directory alone",
+    )
+    object_store_endpoint: str | None = Field(default=None, description="URL of a store that is not Amazon's")
     allow_weak_durability: bool = Field(
         default=False, description="Use also a database that may lose acknowledged work when the power fails"
     )

@@ -12,7 +12,7 @@ from gateway.core.catalog import BaseModel, CatalogError, parse_catalog
 from gateway.core.clock import SystemClock
 from gateway.core.errors import NotFound
 from gateway.processes import own_name
-from gateway.store.artifacts import LocalArtifacts
+from gateway.store.artifact_stores import open_artifacts
 from gateway.store.database import SERVER_WAIT_S, open_database
 from trainer.backend import TrainingBackend
 from trainer.kernels import Kernels
@@ -107,7 +107,7 @@ async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
                     stopping=stopping,
                 ),
                 wakeups=database.wakeups,
-                artifacts=LocalArtifacts(settings.artifact_dir),
+                artifacts=open_artifacts(settings),
                 clock=clock,
                 limits=Limits(
                     heartbeat_s=settings.heartbeat_s,

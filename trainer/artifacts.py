@@ -4,13 +4,12 @@ A location carries the version's or session's opaque id and the epoch of the lea
 trainer that lost its lease cannot write where the next one does. These functions block: they run in the kernel thread.
 """
 
-import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gateway.core.errors import Internal
 from gateway.core.ids import VersionId
-from gateway.core.manifest import MANIFEST_NAME, Manifest
+from gateway.core.manifest import Manifest
 from gateway.core.payloads import SaveWeights, Upload
 from gateway.core.ports import Artifacts, CorruptArtifact, Lease
 from gateway.core.sessions import Session, Snapshot
@@ -117,8 +116,5 @@ def read_snapshot(artifacts: Artifacts, backend: TrainingBackend, session: Sessi
     Raises:
         CorruptArtifact, CorruptState: it is not what was written.
     """
-    directory = artifacts.path(snapshot.location)
-    manifest = directory / MANIFEST_NAME
-    recorded = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.exists() else ""
-    artifacts.verify(snapshot.location, recorded)
-    backend.restore(session.id, session.lora, directory, session.rules)
+    artifacts.verify(snapshot.location, None)
+    backend.restore(session.id, session.lora, artifacts.path(snapshot.location), session.rules)

@@ -9,8 +9,10 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from gateway.core.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
@@ -36,8 +38,8 @@ class LocalArtifacts:
         """
         return self._root / _checked(location)
 
-    def fetch(self, location: str, manifest_sha256: str) -> Manifest:
-        """Read the manifest and check its hash; the files are as they are.
+    def fetch(self, location: str, manifest_sha256: str | None) -> Manifest:
+        """Read the manifest and check its hash, if one is known; the files are as they are.
 
         Raises:
             CorruptArtifact: it is missing, or another one.
@@ -46,14 +48,14 @@ class LocalArtifacts:
             text = (self.path(location) / MANIFEST_NAME).read_bytes()
         except OSError as error:
             raise CorruptArtifact(f"{location}: no readable manifest ({error.strerror})") from error
-        if hashlib.sha256(text).hexdigest() != manifest_sha256:
+        if manifest_sha256 not in (None, hashlib.sha256(text).hexdigest()):
             raise CorruptArtifact(f"{location}: the manifest is not the one that was recorded")
         try:
             return parse_manifest(text)
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"{location}: the manifest cannot be read: {error}") from error
 
-    def verify(self, location: str, manifest_sha256: str) -> Manifest:
+    def verify(self, location: str, manifest_sha256: str | None) -> Manifest:
         """Re-hash manifest and files; a file too many is as wrong as one that is missing.
 
         Raises:
@@ -94,12 +96,7 @@ class LocalArtifacts:
             ValueError: ``temporary`` did not come from ``stage``, or its files are not those of ``manifest``.
             FileExistsError: the location was committed meanwhile.
         """
-        final = self.path(temporary.name)
-        if temporary.parent != self._root / _STAGING:
-            raise ValueError(f"{temporary} was not staged here")
-        sizes = {name: path.stat().st_size for name, path in _files(temporary).items()}
-        if sizes != {name: entry.size_bytes for name, entry in manifest.files.items()}:
-            raise ValueError(f"{temporary.name}: the staged files are not those of the manifest")
+        final = self.path(self.check_staged(temporary, manifest))
         for path in _files(temporary).values():
             fsync_file(path)
         text = manifest.to_json()
@@ -113,6 +110,35 @@ class LocalArtifacts:
         temporary.rename(final)
         fsync_directory(self._root)
         return hashlib.sha256(text).hexdigest()
+
+    def check_staged(self, temporary: Path, manifest: Manifest) -> str:
+        """Return the location that was staged in ``temporary``. Raises ValueError, as ``commit``."""
+        if temporary.parent != self._root / _STAGING:
+            raise ValueError(f"{temporary} was not staged here")
+        sizes = {name: path.stat().st_size for name, path in _files(temporary).items()}
+        if sizes != {name: entry.size_bytes for name, entry in manifest.files.items()}:
+            raise ValueError(f"{temporary.name}: the staged files are not those of the manifest")
+        return temporary.name
+
+    @contextmanager
+    def incoming(self, location: str, manifest_sha256: str | None) -> Generator[Path]:
+        """Yield an empty directory that becomes ``location`` at the end, unless that is whole meanwhile."""
+        (self._root / _STAGING).mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{location}.", dir=self._root / _STAGING))
+        try:
+            yield temporary
+            try:
+                self.verify(location, manifest_sha256)
+                return
+            except CorruptArtifact:
+                self.remove(location)
+            temporary.chmod(0o755)
+            temporary.rename(self.path(location))
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # somebody else brought it meanwhile
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
     def discard(self, temporary: Path) -> None:
         """Remove a staged directory that will not be committed."""

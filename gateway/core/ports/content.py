@@ -35,8 +35,10 @@ class Artifacts(Protocol):
         """Return the local directory, which is there once it was fetched or verified."""
         ...
 
-    def fetch(self, location: str, manifest_sha256: str) -> Manifest:
+    def fetch(self, location: str, manifest_sha256: str | None) -> Manifest:
         """Bring the files here, if they are not, and return the manifest, whose own hash alone is checked.
+
+        None: no hash of it was recorded.
 
         Raises:
             CorruptArtifact: there is no such manifest.
@@ -44,7 +46,7 @@ class Artifacts(Protocol):
         """
         ...
 
-    def verify(self, location: str, manifest_sha256: str) -> Manifest:
+    def verify(self, location: str, manifest_sha256: str | None) -> Manifest:
         """As ``fetch``, and re-hash every file.
 
         Raises:
@@ -68,7 +70,7 @@ class Artifacts(Protocol):
         Raises:
             ValueError: the staged files are not those of ``manifest``.
             FileExistsError: the location was committed meanwhile.
-            Unavailable: the store is away.
+            OSError: the store does not take it.
         """
         ...
 
