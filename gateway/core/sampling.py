@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.core.catalog import BaseModel
-from gateway.core.errors import Invalid
+from gateway.core.errors import GatewayError, Invalid, Kind
 from gateway.core.ids import ProjectId
 from gateway.core.validation import check_tokens
 from gateway.core.versions import Version
@@ -123,6 +123,20 @@ class TokenCounts:
             extra_prompt=self.prompt + self.extra_prompt,
             extra_sampled=self.sampled + self.extra_sampled,
         )
+
+
+class Stopped(GatewayError):
+    """The caller had an engine stop. ``counts`` is what it had done by then, None when that is nothing."""
+
+    kind = Kind.CONFLICT
+    default_code = "sample_cancelled"
+
+    def __init__(self, counts: TokenCounts | None) -> None:
+        super().__init__("this sample was cancelled")
+        self.counts = counts
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Stopped, (self.counts,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

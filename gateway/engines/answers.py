@@ -5,6 +5,7 @@ vLLM writes -9999.0 where a log-probability is not finite; here that is None in 
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from gateway.core.counts import counts_of
@@ -76,6 +77,27 @@ def _status_in(error: Any) -> int:
 
 def _object(value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def stopped_counts(document: Mapping[str, Any], *, engine: str, samples: int) -> TokenCounts | None:
+    """Read what an engine had done for a call that was aborted; None: nothing.
+
+    A prompt counts from the first token of its first sequence on, as in the engine's own counters. A choice without
+    token ids must be the only one.
+    """
+    counts = counts_of(document["usage"], engine=engine, samples=samples)
+    begun: dict[int, list[int]] = {}  # by prompt: its length, once for each sequence that has begun
+    for choice in document["choices"]:
+        tokens = choice.get("token_ids")
+        if counts.sampled if tokens is None else tokens:
+            prompt = choice.get("prompt_token_ids")
+            length = counts.prompt if prompt is None else len(prompt)
+            begun.setdefault(choice["index"] // samples, []).append(length)
+    if not begun:
+        return None
+    prompt = sum(lengths[0] for lengths in begun.values())
+    extra = sum(sum(lengths[1:]) for lengths in begun.values())
+    return replace(counts, prompt=prompt, cached=min(prompt, counts.cached), extra_prompt=extra)
 
 
 def generation_of(request: SampleRequest, document: Mapping[str, Any], *, engine: str) -> Generation:

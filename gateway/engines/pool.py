@@ -104,22 +104,24 @@ class EnginePool:
     ) -> None:
         await self._open.aclose()
 
-    async def generate(self, target: Target, request: SampleRequest) -> Generation:
+    async def generate(self, target: Target, request: SampleRequest, stop: asyncio.Event | None = None) -> Generation:
         check_sample_request(request, target.base)
 
         async def ask(replica: Replica, model: str) -> Generation:
-            return await _generate(replica.engine, model, target, request)
+            return await _generate(replica.engine, model, target, request, stop)
 
         length = len(request.prompt)
         limit = request.params.max_tokens
         most = target.base.context_length - length if limit is None else limit
         return await self._answer(target, ask, _Size(request.num_samples, length + request.num_samples * most))
 
-    async def complete(self, target: Target, route: str, body: Mapping[str, Any]) -> EngineAnswer:
+    async def complete(
+        self, target: Target, route: str, body: Mapping[str, Any], stop: asyncio.Event | None = None
+    ) -> EngineAnswer:
         _check_ids(body, target.base)
 
         async def ask(replica: Replica, model: str) -> EngineAnswer:
-            return await replica.engine.complete(model, route, body)
+            return await replica.engine.complete(model, route, body, stop)
 
         return await self._answer(target, ask, _size_of(body))
 
@@ -303,12 +305,14 @@ def _rows(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
-async def _generate(engine: Vllm, model: str, target: Target, request: SampleRequest) -> Generation:
+async def _generate(
+    engine: Vllm, model: str, target: Target, request: SampleRequest, stop: asyncio.Event | None
+) -> Generation:
     """Where the engine leaves a LoRA on lm_head out of its prompt scores, they are computed token by token."""
     inexact = target.version is not None and target.version.lora.train_unembed and not engine.exact_prompt_scores
     length = target.base.context_length
     if not (inexact and (request.prompt_logprobs or request.topk_prompt_logprobs)):
-        return await engine.generate(model, request, context_length=length)
+        return await engine.generate(model, request, context_length=length, stop=stop)
     if request.topk_prompt_logprobs:
         raise Invalid(
             "topk_prompt_logprobs of a version with a trained unembedding are not available on this engine",
@@ -316,7 +320,7 @@ async def _generate(engine: Vllm, model: str, target: Target, request: SampleReq
             field="topk_prompt_logprobs",
         )
     plain = dataclasses.replace(request, prompt_logprobs=False)
-    generation = await engine.generate(model, plain, context_length=length)
+    generation = await engine.generate(model, plain, context_length=length, stop=stop)
     counts = generation.counts
 
     def count(more: TokenCounts) -> None:

@@ -172,20 +172,25 @@ async def answer(
     except Refused as error:
         raise HTTPException(400, str(error)) from None
     prompt_tokens = sum(len(prompt) for prompt in prompts)
+    name = request.headers.get("x-request-id", "")
     if body.get("stream"):
-        name = request.headers.get("x-request-id", "")
         stream = events(engine, body, draws, prompts=prompts, name=name, chat=chat)
         return StreamingResponse(stream, media_type="text/event-stream")
+    names = request_names(name, prompts)
     with Running(engine, body["model"]):
         choices: list[dict[str, Any]] = []
         sampled = 0
         for index, one in enumerate(draws):
             drawn: list[Drawn] = []
             for token in draw(one):
+                if names & engine.aborted:
+                    break
                 await pause(engine, one, first=not drawn, request=request)
                 drawn.append(token)
-            choices.append(choice_of(index, one, drawn, body, chat=chat))
+            choice = choice_of(index, one, drawn, body, chat=chat)
+            choices.append({**choice, "finish_reason": choice["finish_reason"] or "abort"})
             sampled += len(drawn)
+    engine.aborted -= names
     return JSONResponse(
         {
             "id": "scripted",
@@ -197,6 +202,11 @@ async def answer(
             "system_fingerprint": EXACT_PROMPT_SCORES,
         }
     )
+
+
+def request_names(name: str, prompts: Sequence[object]) -> set[str]:
+    """Return what the requests of one body are called, as in vLLM."""
+    return {f"chatcmpl-{name}", *(f"cmpl-{name}-{index}" for index in range(len(prompts)))}
 
 
 async def pause(engine: ScriptedEngine, one: Draw, *, first: bool, request: Request | None = None) -> None:
@@ -223,10 +233,11 @@ async def events(
     options: Mapping[str, Any] = body.get("stream_options") or {}
     kind = "chat.completion.chunk" if chat else "text_completion"
     shape = {"id": "scripted", "created": 0, "model": body["model"], "object": kind}
-    names = {f"chatcmpl-{name}", *(f"cmpl-{name}-{index}" for index in range(len(prompts)))}
+    names = request_names(name, prompts)
 
     def chunk(index: int, one: Draw, drawn: Sequence[Drawn], so_far: int) -> str:
-        choice = choice_of(index, one, drawn, {**body, "prompt_logprobs": None}, chat=chat)
+        shown = {**body, "prompt_logprobs": None, "echo": body.get("echo") and so_far == 1}
+        choice = choice_of(index, one, drawn, shown, chat=chat)
         if chat:
             choice["delta"] = choice.pop("message")
         document = {**shape, "choices": [choice]}

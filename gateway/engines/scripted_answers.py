@@ -46,6 +46,8 @@ def draw_of(body: Mapping[str, Any], prompt: Sequence[int], *, fingerprint: str,
     max_tokens: int = room if limit is None else limit
     if not prompt or not all(0 <= token < limits.vocab_size for token in prompt):
         raise Refused("token id out of vocabulary or empty prompt")
+    if max_tokens == 0 and body.get("echo"):
+        max_tokens = 1  # vLLM, too, generates a token that nobody sees
     if not 1 <= max_tokens <= room:
         raise Refused(f"This model's maximum context length is {limits.max_model_len} tokens")
     stop: Any = body.get("stop") or ()
@@ -66,8 +68,8 @@ def choice_of(index: int, one: Draw, drawn: Sequence[Drawn], body: Mapping[str, 
     tokens = [token.token for token in drawn]
     choice: dict[str, Any] = {
         "index": index,
-        "finish_reason": drawn[-1].finish_reason,
-        "stop_reason": drawn[-1].stop_reason,
+        "finish_reason": drawn[-1].finish_reason if drawn else None,
+        "stop_reason": drawn[-1].stop_reason if drawn else None,
         "logprobs": None,
     }
     if body.get("return_token_ids"):
@@ -80,15 +82,19 @@ def choice_of(index: int, one: Draw, drawn: Sequence[Drawn], body: Mapping[str, 
             ]
             choice["logprobs"] = {"content": entries}
         return choice
-    choice["text"] = decode(tokens)
+    echoed = list(one.prompt) if body.get("echo") else []
+    shown = echoed if echoed and body["max_tokens"] == 0 else [*echoed, *tokens]
+    choice["text"] = decode(shown)
     if body.get("logprobs") is not None:
-        names = [f"token_id:{t}" if body.get("return_tokens_as_token_ids") else decode([t]) for t in tokens]
-        logprobs = [token.logprob for token in drawn]
+        names = [f"token_id:{t}" if body.get("return_tokens_as_token_ids") else decode([t]) for t in shown]
+        before = [None, *echoed[:-1]] if echoed else []
+        previous = [*before, *[one.prompt[-1], *tokens][: len(shown) - len(before)]]
+        tops = _tops(one, previous, shown, names, body["logprobs"], body.get("logprob_token_ids") or ())
         choice["logprobs"] = {
             "tokens": names,
-            "token_logprobs": logprobs,
-            "top_logprobs": _tops(one, tokens, names, body["logprobs"], body.get("logprob_token_ids") or ()),
-            "text_offset": list(range(len(tokens))),
+            "token_logprobs": [None if top is None else top[name] for top, name in zip(tops, names, strict=True)],
+            "top_logprobs": tops,
+            "text_offset": list(range(len(shown))),
         }
     if body.get("prompt_logprobs") is not None:
         positions = range(1, len(one.prompt))
@@ -97,11 +103,20 @@ def choice_of(index: int, one: Draw, drawn: Sequence[Drawn], body: Mapping[str, 
 
 
 def _tops(
-    one: Draw, tokens: Sequence[int], names: Sequence[str], count: int, asked: Sequence[int]
-) -> list[dict[str, float]]:
-    """For each drawn token, itself, the ``count`` most likely of its neighbours in id, and the ids ``asked`` for."""
-    tops: list[dict[str, float]] = []
-    for previous, token, name in zip([one.prompt[-1], *tokens], tokens, names, strict=False):
+    one: Draw,
+    before: Sequence[int | None],
+    tokens: Sequence[int],
+    names: Sequence[str],
+    count: int,
+    asked: Sequence[int],
+) -> list[dict[str, float] | None]:
+    """For each token but a prompt's first, itself, the ``count`` most likely of its neighbours in id, and the ids
+    ``asked`` for. ``before`` is each token's predecessor."""
+    tops: list[dict[str, float] | None] = []
+    for previous, token, name in zip(before, tokens, names, strict=True):
+        if previous is None:
+            tops.append(None)
+            continue
         scores = {name: scripted_logprob(one.fingerprint, previous, token)}
         for other in [*(token ^ step for step in range(1, count)), *asked]:
             scores[f"token_id:{other}"] = scripted_logprob(one.fingerprint, previous, other)

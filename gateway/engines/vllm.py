@@ -17,7 +17,7 @@ import httpx
 import orjson
 
 from gateway.core.errors import Internal, Invalid, Unavailable
-from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, TokenCounts
+from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, Stopped, TokenCounts
 from gateway.engines.answers import (
     EngineLost,
     UnknownAdapter,
@@ -27,11 +27,13 @@ from gateway.engines.answers import (
     next_token_scores,
     probe_counts,
     prompt_scores,
+    stopped_counts,
 )
 from gateway.engines.launch import EXACT_PROMPT_SCORES
 
 CONNECT_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 2.0
+DRAIN_S = 10.0  # from an abort to the engine's last word; one that takes longer is hung up on
 KEEP_ALIVE_S = 4.0  # vLLM closes idle connections after 5 s; a socket must not be picked up in that moment
 
 Count = Callable[[TokenCounts], None]
@@ -109,11 +111,14 @@ class Vllm:
         except UnknownAdapter:
             return
 
-    async def generate(self, model: str, request: SampleRequest, *, context_length: int) -> Generation:
+    async def generate(
+        self, model: str, request: SampleRequest, *, context_length: int, stop: asyncio.Event | None = None
+    ) -> Generation:
         """Sample from ``model``.
 
         Raises:
             Unavailable, Invalid, Internal: see ``answers``.
+            Stopped: ``stop`` was set.
         """
         params = request.params
         body = {
@@ -136,7 +141,7 @@ class Vllm:
         }
         if request.prompt_logprobs or request.topk_prompt_logprobs:
             body["prompt_logprobs"] = request.topk_prompt_logprobs
-        return generation_of(request, await self._post("/v1/completions", body), engine=self.url)
+        return generation_of(request, await self._answered("completions", body, stop), engine=self.url)
 
     async def score(
         self, model: str, sequences: Sequence[Sequence[int]], count: Count
@@ -175,11 +180,42 @@ class Vllm:
             scores += next_token_scores(targets, document)
         return scores
 
-    async def complete(self, model: str, route: str, body: Mapping[str, Any]) -> EngineAnswer:
-        """POST an OpenAI body to ``/v1/{route}``; sampling fields it leaves out are sent as neutral ones."""
-        document = await self._post(f"/v1/{route}", {**_explicit(body), "model": model, "stream": False})
+    async def complete(
+        self, model: str, route: str, body: Mapping[str, Any], stop: asyncio.Event | None = None
+    ) -> EngineAnswer:
+        """POST an OpenAI body to ``/v1/{route}``; sampling fields it leaves out are sent as neutral ones.
+
+        Raises:
+            Stopped: ``stop`` was set.
+        """
+        document = await self._answered(route, {**_explicit(body), "model": model, "stream": False}, stop)
         check_finished(document)
         return EngineAnswer(engine=self.url, document=document)
+
+    async def _answered(self, route: str, body: Mapping[str, Any], stop: asyncio.Event | None) -> dict[str, Any]:
+        """Return the answer in one piece. Once ``stop`` is set, the engine is told to abort, and says how far it came.
+
+        Raises:
+            Stopped: with what the engine had done.
+            Unavailable: also when it does not answer within DRAIN_S after the abort.
+        """
+        if stop is None:
+            return await self._post(f"/v1/{route}", body)
+        if stop.is_set():
+            raise Stopped(None)
+        name = secrets.token_hex(12)
+        try:
+            async with asyncio.timeout(None) as patience:
+                aborting = asyncio.create_task(self._abort(_request_ids(route, name, body), stop, patience))
+                try:
+                    document = await self._post(f"/v1/{route}", body, {**_JSON, "X-Request-Id": name})
+                finally:
+                    aborting.cancel()
+        except TimeoutError:
+            raise Unavailable("the engine did not answer in time", code="engine_timeout") from None
+        if stop.is_set():
+            raise Stopped(stopped_counts(document, engine=self.url, samples=body["n"]))
+        return document
 
     async def stream(
         self, model: str, route: str, body: Mapping[str, Any], stop: asyncio.Event
@@ -218,9 +254,14 @@ class Vllm:
             aborting.cancel()
         raise EngineLost("the engine's stream ended before its end")
 
-    async def _abort(self, request_ids: Sequence[str], stop: asyncio.Event) -> None:
-        """Abort requests once ``stop`` is set; again and again, since the engine may not know them yet."""
+    async def _abort(
+        self, request_ids: Sequence[str], stop: asyncio.Event, patience: asyncio.Timeout | None = None
+    ) -> None:
+        """Abort requests once ``stop`` is set; again and again, since the engine may not know them yet. From then on
+        ``patience`` ends after DRAIN_S."""
         await stop.wait()
+        if patience is not None:
+            patience.reschedule(asyncio.get_running_loop().time() + DRAIN_S)
         while True:
             with suppress(Unavailable, Invalid):
                 await self._post("/inference/v1/abort_requests", {"request_ids": list(request_ids)})
@@ -253,9 +294,11 @@ class Vllm:
             raise _lost(error) from error
         return self._checked(response, None)
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         try:
-            response = await self._http.post(path, content=orjson.dumps(body), headers=_JSON)
+            response = await self._http.post(path, content=orjson.dumps(body), headers=headers or _JSON)
         except httpx.TransportError as error:
             raise _lost(error) from error
         return self._checked(response, body.get("model"))

@@ -7,12 +7,13 @@ from datetime import datetime
 
 import anyio
 
+from gateway.core.clock import Clock
 from gateway.core.errors import GatewayError, Kind
 from gateway.core.ids import SampleId, SessionId
 from gateway.core.ledger import BudgetStanding, WorstCase
 from gateway.core.ports import Database, UnitOfWork
 from gateway.core.principals import Principal
-from gateway.core.sampling import Target, TokenCounts
+from gateway.core.sampling import Stopped, Target, TokenCounts
 from gateway.core.sessions import Session
 from gateway.core.usage import TAG, Meter, UsageFact, house_facts
 
@@ -36,6 +37,7 @@ class Call:
     sampled: int
     engine_prompt: int
     engine_sampled: int
+    scoring: bool = False  # the one token that an engine generates to score a prompt is nobody's bill
 
     @property
     def session_id(self) -> SessionId | None:
@@ -58,6 +60,7 @@ class Call:
 
     def facts(self, counts: TokenCounts, at: datetime) -> list[UsageFact]:
         """Return one fact per meter that counted anything, and what nobody pays for as facts of the house."""
+        counts = counts.without_sampled() if self.scoring else counts
         version_id = None if self.target.version is None else self.target.version.id
         quantities = {
             Meter.PREFILL: counts.prompt - counts.cached,
@@ -104,8 +107,9 @@ async def hold(database: Database, call: Call) -> Sequence[BudgetStanding]:
 
 
 @asynccontextmanager
-async def held(database: Database, call: Call) -> AsyncGenerator[Sequence[BudgetStanding]]:
-    """Hold for the length of a call. A call that fails costs nothing; one that ends well settles itself (``record``).
+async def held(database: Database, call: Call, clock: Clock) -> AsyncGenerator[Sequence[BudgetStanding]]:
+    """Hold for the length of a call. A call that fails costs nothing, one that was stopped what it had produced; one
+    that ends well settles itself (``record``).
 
     Raises:
         OutOfBudget: nothing may be executed.
@@ -113,6 +117,12 @@ async def held(database: Database, call: Call) -> AsyncGenerator[Sequence[Budget
     notices = await hold(database, call)
     try:
         yield notices
+    except Stopped as stopped:
+        now, counts = clock.now(), stopped.counts
+        with anyio.CancelScope(shield=True):
+            async with database.write() as unit:
+                await record(unit, call, [] if counts is None else call.facts(counts, now), at=now)
+        raise
     except BaseException as error:
         with anyio.CancelScope(shield=True):
             await give_up(database, call, refused=isinstance(error, GatewayError) and error.kind in _REFUSED)

@@ -85,9 +85,9 @@ def test_a_client_that_leaves_pays_for_what_was_produced_and_the_engine_stops(
         usage = wait_for_usage(client, session, "sample")
         assert usage["prefill"] == 3
         assert 5 <= usage["sample"] <= 5 + 1 / TOKEN_S
-        generated = engine_tokens(engine)
+        generated = engine_counts(engine)
         time.sleep(6 * TOKEN_S)
-        assert engine_tokens(engine) == generated
+        assert engine_counts(engine) == generated
         assert usage_of(client, session) == usage
 
 
@@ -163,9 +163,57 @@ def test_many_streams_that_are_cut_are_billed_once_each(
         assert client.get(f"/sessions/{session}").json()["status"] == "running"
 
 
-def engine_tokens(engine: EngineProcess) -> str:
-    lines = httpx.get(f"{engine.url}/metrics").text.splitlines()
-    return next(line for line in lines if line.startswith("vllm:generation_tokens_total"))
+@pytest.mark.parametrize("dialect", ["native", "openai"])
+def test_a_client_that_leaves_without_its_answer_pays_for_what_was_produced_and_the_engine_stops(
+    slow: tuple[Gateway, EngineProcess], dialect: str
+) -> None:
+    gateway, engine = slow
+    with gateway.client() as client, gateway.openai_client() as chat:
+        session = trained_session(client)
+        body = {**long_stream(gateway, client, session), "stream": False, "stream_options": None}
+        sampling = {"prompt": list(body["prompt"].encode()), "max_tokens": body["max_tokens"], "seed": body["seed"]}
+        caller, path, asked = (chat, "/completions", body)
+        if dialect == "native":
+            caller, path, asked = (client, f"/sessions/{session}/sample", sampling)
+        before = engine_counts(engine)
+        with pytest.raises(httpx.ReadTimeout):
+            caller.post(path, json=asked, timeout=8 * TOKEN_S)
+        left = time.monotonic()
+        usage = wait_for_usage(client, session, "sample")
+        stopped = engine_counts(engine)
+
+        assert time.monotonic() - left < 2
+        assert (usage["prefill"], usage["sample"]) == tuple(
+            now - then for now, then in zip(stopped, before, strict=True)
+        )
+        time.sleep(6 * TOKEN_S)
+        assert engine_counts(engine) == stopped
+        assert usage_of(client, session) == usage
+
+
+def test_a_call_with_a_key_runs_to_its_end_for_the_client_that_comes_back(
+    slow: tuple[Gateway, EngineProcess],
+) -> None:
+    gateway, _ = slow
+    with gateway.client() as client:
+        session = trained_session(client)
+        path = f"/sessions/{session}/sample"
+        asked = {"prompt": [97], "max_tokens": 12, "seed": 3, "ignore_eos": True}
+        headers = {"Idempotency-Key": "left-and-came-back"}
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(path, json=asked, headers=headers, timeout=4 * TOKEN_S)
+        usage = wait_for_usage(client, session, "sample")
+        again = client.post(path, json=asked, headers=headers)
+
+        assert again.status_code == 200, again.text
+        assert again.json()["usage"]["sample"] == usage["sample"] == 12
+        assert usage_of(client, session) == usage
+
+
+def engine_counts(engine: EngineProcess) -> tuple[int, ...]:
+    """Return the prompt and the generated tokens that the engine counted."""
+    lines = dict(line.rsplit(" ", 1) for line in httpx.get(f"{engine.url}/metrics").text.splitlines())
+    return tuple(int(lines[f"vllm:{kind}_tokens_total"]) for kind in ("prompt", "generation"))
 
 
 def test_the_base_model_streams_too(slow: tuple[Gateway, EngineProcess]) -> None:

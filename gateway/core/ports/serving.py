@@ -38,10 +38,15 @@ class Engines(Protocol):
     refuses the request; no answer is ever computed by other weights than the target's.
     """
 
-    async def generate(self, target: Target, request: SampleRequest) -> Generation: ...
+    async def generate(self, target: Target, request: SampleRequest, stop: asyncio.Event | None = None) -> Generation:
+        """Sample. Setting ``stop`` aborts the engine's work. Raises Stopped then, with what it had done."""
+        ...
 
-    async def complete(self, target: Target, route: str, body: Mapping[str, Any]) -> EngineAnswer:
-        """POST an OpenAI body (without ``model``) to the engine's ``/v1/{route}`` and return its JSON answer."""
+    async def complete(
+        self, target: Target, route: str, body: Mapping[str, Any], stop: asyncio.Event | None = None
+    ) -> EngineAnswer:
+        """POST an OpenAI body (without ``model``) to the engine's ``/v1/{route}`` and return its JSON answer. ``stop``
+        as in ``generate``."""
         ...
 
     def stream(

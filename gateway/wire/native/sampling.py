@@ -20,6 +20,7 @@ from gateway.core.ports import Database, Engines, Prices, StoredSample
 from gateway.core.principals import Principal
 from gateway.core.sampling import Generation, SampleRequest, SamplingParams, Target, check_sample_request
 from gateway.core.sessions import Session
+from gateway.wire.departures import Departure, DepartureDep
 from gateway.wire.deps import (
     AllowanceDep,
     CatalogDep,
@@ -66,6 +67,7 @@ class Sampler:
     idempotency_key: str | None
     tag: str | None
     allowance: Allowance
+    departure: Departure
 
     async def of_session(self, session: Session, version: str | None) -> Target:
         return await session_target(self.database, self.engines, self.catalog, self.clock, session, version=version)
@@ -116,8 +118,11 @@ class Sampler:
         check_sample_request(request, target.base)
         check_sizes(self.allowance, request, samples="num_samples")
         call = self._call(request, target, session, scoring=scoring)
-        async with held(self.database, call) as notices:
-            generation = await self.engines.generate(target, request)
+        async with (
+            held(self.database, call, self.clock) as notices,
+            self.departure.watched(wanted_later=self.idempotency_key is not None) as stop,
+        ):
+            generation = await self.engines.generate(target, request, stop)
             if scoring:
                 generation = dataclasses.replace(generation, counts=generation.counts.without_sampled())
             return await self._record(asked, call, generation, render, notices)
@@ -138,6 +143,7 @@ class Sampler:
             sampled=0 if scoring else sampled,
             engine_prompt=samples * prompt + prefixes * prompt,
             engine_sampled=sampled + prefixes,
+            scoring=scoring,
         )
 
     async def _record(
@@ -171,6 +177,7 @@ def _sampler(
     idempotency_key: IdempotencyKey,
     tag: Tag,
     allowance: AllowanceDep,
+    departure: DepartureDep,
 ) -> Sampler:
     return Sampler(
         principal=principal,
@@ -183,6 +190,7 @@ def _sampler(
         idempotency_key=idempotency_key,
         tag=tag,
         allowance=allowance,
+        departure=departure,
     )
 
 

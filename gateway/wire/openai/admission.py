@@ -52,6 +52,12 @@ class Admitted:
     call: Call
 
     @property
+    def can_stop(self) -> bool:
+        """Whether an engine that is stopped in an answer of one piece can say how far each sequence came: with
+        ``echo`` it returns no token ids."""
+        return self.body["return_token_ids"] or len(self.prompts) * self.samples == 1
+
+    @property
     def headers(self) -> dict[str, str]:
         """The exact weights that answer."""
         target = self.target
@@ -199,6 +205,7 @@ class Admission:
                 sampled=0 if scoring else samples * len(lengths) * limit,
                 engine_prompt=samples * sum(lengths),
                 engine_sampled=samples * len(lengths) * max(1, limit),
+                scoring=scoring,
             ),
         )
 

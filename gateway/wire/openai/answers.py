@@ -10,6 +10,7 @@ from gateway.core.costs import cost_nanos
 from gateway.core.counts import counts_of
 from gateway.core.errors import Invalid
 from gateway.core.ports import StoredSample
+from gateway.wire.departures import Departure, DepartureDep
 from gateway.wire.deps import FirstAnswersDep, IdempotencyKey
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
 from gateway.wire.metering import cost_headers, held, record
@@ -22,8 +23,11 @@ from gateway.wire.openai.translate import answer
 class Answerer:
     """Answers one request, streamed or in one piece."""
 
-    def __init__(self, admission: Admission, first_answers: FirstAnswers, idempotency_key: str | None) -> None:
+    def __init__(
+        self, admission: Admission, first_answers: FirstAnswers, idempotency_key: str | None, departure: Departure
+    ) -> None:
         self._admission = admission
+        self._departure = departure
         self._first_answers = first_answers
         self._key = idempotency_key
 
@@ -52,8 +56,11 @@ class Answerer:
     async def _compute(self, admitted: Admitted, digest: str) -> bytes:
         """Return a line with the headers, then the body: what a repeated key answers with."""
         admission, call = self._admission, admitted.call
-        async with held(admission.database, call) as notices:
-            answered = await admission.engines.complete(admitted.target, admitted.route, admitted.body)
+        async with (
+            held(admission.database, call, admission.clock) as notices,
+            self._departure.watched(wanted_later=self._key is not None or not admitted.can_stop) as stop,
+        ):
+            answered = await admission.engines.complete(admitted.target, admitted.route, admitted.body, stop)
             counts = counts_of(answered.document["usage"], engine=answered.engine, samples=admitted.samples)
             if admitted.scoring:
                 counts = counts.without_sampled()
@@ -78,8 +85,10 @@ def _digest(asked: BaseModel) -> str:
     return request_digest(f"openai/{type(asked).__name__}", asked.model_dump_json().encode())
 
 
-def _answerer(admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey) -> Answerer:
-    return Answerer(admission, first_answers, idempotency_key)
+def _answerer(
+    admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey, departure: DepartureDep
+) -> Answerer:
+    return Answerer(admission, first_answers, idempotency_key, departure)
 
 
 AnswererDep = Annotated[Answerer, Depends(_answerer)]

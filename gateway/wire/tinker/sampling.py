@@ -143,7 +143,7 @@ async def asample(
             database=database, futures=scores, clock=clock, principal=principal, idempotency_key=None, wait_s=MAX_WAIT_S
         )
         call = await _call(database, principal, sample_id, target, question)
-        async with held(database, call):
+        async with held(database, call, clock):
             generation, targets = await answer(engines, scorer, target, question, sample_id)
         facts = call.facts(generation.counts, clock.now())
         return Answered(content=encode_sample(generation, question, targets), call=call, facts=facts)
