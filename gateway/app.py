@@ -9,6 +9,7 @@ from datetime import datetime
 import structlog
 from fastapi import FastAPI
 from sqlalchemy import Connection
+from starlette.routing import Route
 
 from billing import price_book
 from billing.price_book import Book
@@ -42,6 +43,7 @@ from gateway.wire.limits import Limiter
 from gateway.wire.native import errors as native_errors
 from gateway.wire.native.app import create_native_app
 from gateway.wire.openai.app import create_openai_app
+from gateway.wire.sagemaker.app import AtMount, create_sagemaker_app
 from gateway.wire.sampling_jobs import SamplingJobs
 from gateway.wire.tinker.app import create_tinker_app
 
@@ -102,8 +104,12 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.departure = departure
     native_errors.install(app)
     app.router.routes.extend([*health.ROUTES, *metrics.ROUTES])
-    for mount, create in DIALECTS.items():
-        app.mount(mount, create())
+    mounted = {mount: create() for mount, create in DIALECTS.items()}
+    for mount, dialect in mounted.items():
+        app.mount(mount, dialect)
+    sagemaker = create_sagemaker_app(openai=mounted["/v1"])
+    app.router.routes.append(Route("/sagemaker", AtMount(sagemaker), methods=["POST"]))
+    app.mount("/sagemaker", sagemaker)
     app.add_middleware(RequestEdge)
     return app
 
@@ -190,6 +196,7 @@ async def _open(
         max_body_bytes=settings.max_body_bytes,
         max_import_bytes=settings.max_import_bytes,
         undelete_s=settings.undelete_s,
+        sagemaker_idle_s=settings.sagemaker_idle_s,
         metrics=collected,
         scrapes=Scrapes(database, engines, collected, clock, lambda: sum(one.waiting for one in waiters)),
         answered=lambda path, status, seconds: collected.answered(_dialect_of(path), status, seconds),

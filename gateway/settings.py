@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from gateway.core.limits import Limit, Limits
+from gateway.core.sessions import MAX_TTL_S
 from gateway.places import Places
 
 
@@ -23,6 +24,9 @@ class Settings(Places):
     max_import_bytes: int = Field(default=4 * 1024**3, ge=1024, description="Largest adapter to import, unpacked")
     gap_timeout_s: float = Field(default=60.0, gt=0, description="How long an operation waits for a missing seq")
     undelete_s: float = Field(default=604800.0, ge=0, description="How long a deleted version can be brought back")
+    sagemaker_idle_s: int = Field(
+        default=86400, ge=60, le=MAX_TTL_S, description="How long a session of the SageMaker dialect may be idle"
+    )
     engine_timeout_s: float = Field(default=600.0, gt=0, description="Longest time of one engine request")
     engine_sequences: int = Field(
         default=64, ge=1, description="Sequences in an engine at a time, from here: its --max-num-seqs"

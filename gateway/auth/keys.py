@@ -144,8 +144,18 @@ async def authenticate(unit: UnitOfWork, keyring: Keyring, text: str, *, at: dat
     if match is None:
         raise _refusal()
     key_id = KeyId(match[1])
-    genuine = hmac.compare_digest(keyring.secret(key_id), match[2])
-    key = await unit.keys.get(key_id) if genuine else None
+    if not hmac.compare_digest(keyring.secret(key_id), match[2]):
+        raise _refusal()
+    return await holder(unit, key_id, at=at)
+
+
+async def holder(unit: UnitOfWork, key_id: KeyId, *, at: datetime) -> Principal:
+    """Return whom the key called ``key_id`` stands for; that a caller has its secret, somebody else must check.
+
+    Raises:
+        Unauthenticated: the same for an unknown, revoked or expired key.
+    """
+    key = await unit.keys.get(key_id)
     if key is None or key.ended(at):
         raise _refusal()
     return Principal(project_id=key.project_id, key_id=key.id, scopes=key.scopes)

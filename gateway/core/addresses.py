@@ -29,7 +29,7 @@ _SPACES = {
     "external_weights": (VersionKind.ADAPTER, _EXTERNAL),
     "sampler_weights": (VersionKind.ADAPTER, ""),
 }
-_PARTITION = "arn:aws:sagemaker:us-east-1:000000000000"  # accepted in any region and account
+PARTITION = "arn:aws:sagemaker:us-east-1:000000000000"  # accepted in any region and account
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def name_in(space: str, name: str, *, field: str = "name") -> str:
 
 def arn(version: Version) -> str:
     """Return the version's ARN; which region and account it names means nothing here."""
-    return f"{_PARTITION}:model-package/{version.group}/{version.number}"
+    return f"{PARTITION}:model-package/{version.group}/{version.number}"
 
 
 def check_alias(alias: str, *, field: str = "alias") -> str:

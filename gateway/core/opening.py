@@ -25,13 +25,17 @@ def new_session(
     user_metadata: Mapping[str, str] | None = None,
     seat: Seat | None = None,
     applied_seq: int = 0,
+    trains: bool = True,
 ) -> Session:
     """Return a session that is ready for work. Its saves go to ``group``, or to a group named like its id.
+
+    Whoever opens one that perhaps never ``trains`` checks its rank when work comes.
 
     Raises:
         Invalid: ``rank_too_large``.
     """
-    check_rank(lora.rank, model)
+    if trains:
+        check_rank(lora.rank, model)
     id = new_session_id()
     return Session(
         id=id,

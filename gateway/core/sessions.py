@@ -109,7 +109,7 @@ class Session:
     ``window_broken_by`` is the seq of a failed forward_backward since the last optim_step: the window is incomplete.
     ``rules`` are None before a trainer first ran it. ``made_with`` names what computed since the last snapshot
     (device, versions of libraries); ``replay_note`` says how the last replay differed from that, None when it did not.
-    ``seat`` is its opener's own number for it, where the opener is a client.
+    ``seat`` is its opener's own number for it, where the opener is a client. ``removed_at``: no list shows it since.
     """
 
     id: SessionId
@@ -138,6 +138,7 @@ class Session:
     made_with: Mapping[str, str] | None = None
     replay_note: str | None = None
     seat: Seat | None = None
+    removed_at: datetime | None = None
 
     @property
     def address(self) -> str:

@@ -3,7 +3,7 @@
 Everything refused here is refused before anything is recorded.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import assert_never
 
 from gateway.core.addresses import check_name
@@ -72,11 +72,13 @@ async def submit(
     payload: Payload,
     seq: int | None = None,
     idempotency_key: str | None = None,
+    adopting: bool = False,
 ) -> Operation:
     """Queue a checked ``payload`` as the session's ``seq``-th operation; without a seq, as its next one.
 
     Submitting the same ``(session, seq, payload)`` again, or the same idempotency key with the same payload,
-    returns the operation already there, so a client may retry after a lost response, also after a stop.
+    returns the operation already there, so a client may retry after a lost response, also after a stop. With
+    ``adopting`` a session whose first operation is a load_state takes the LoRA configuration of what it loads.
 
     Raises:
         NotFound: no such session in the project, or (load_state) no such state.
@@ -115,6 +117,9 @@ async def submit(
             field="seq",
         )
     if isinstance(payload, LoadState):
+        if adopting and await unit.operations.highest_seq(session_id) == 0:
+            version = await unit.versions.get(project_id, payload.version_id)
+            session = await unit.sessions.adopt(session_id, replace(version.lora, seed=session.lora.seed))
         await _check_load(unit, session, payload)
     if isinstance(payload, SaveWeights | SaveState) and payload.labels.name is not None:
         await _check_free(unit, session, payload)

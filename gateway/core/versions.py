@@ -193,6 +193,8 @@ class Group:
     created_at: datetime
     latest: Mapping[VersionKind, int]
     aliases: Mapping[str, int]
+    description: str = ""
+    user_metadata: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

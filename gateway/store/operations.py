@@ -115,11 +115,14 @@ class SqlOperationStore:
                 return known
         return None
 
-    async def _next_seq(self, session_id: SessionId, applied_seq: int) -> int:
+    async def highest_seq(self, session_id: SessionId) -> int:
         rows = await self._transaction.rows(
             select(func.max(operations.c.seq).label("highest")).where(operations.c.session_id == session_id)
         )
-        seq = max(rows[0]["highest"] or 0, applied_seq) + 1
+        return rows[0]["highest"] or 0
+
+    async def _next_seq(self, session_id: SessionId, applied_seq: int) -> int:
+        seq = max(await self.highest_seq(session_id), applied_seq) + 1
         if seq > MAX_SEQ:
             raise Invalid(f"the session has used the highest seq there is, {MAX_SEQ}", field="seq")
         return seq

@@ -72,3 +72,10 @@ def passed(refused: Mapping[int, OperationKind], applied_seq: int, broken_by: in
         if kind is OperationKind.FORWARD_BACKWARD:
             broken_by = broken_by or applied_seq
     return applied_seq, broken_by
+
+
+def skipped(refused: Mapping[int, OperationKind], seq: int, broken_by: int | None) -> int | None:
+    """Return ``window_broken_by`` when operation ``seq`` comes next although refused ones before it were not passed:
+    in an ascending session a number that was never sent can stand between them."""
+    holes = [at for at, kind in refused.items() if at < seq and kind is OperationKind.FORWARD_BACKWARD]
+    return broken_by or min(holes, default=None)

@@ -58,14 +58,14 @@ class SqlSampleStore:
             raise missing("sample", sample_id)
         return running
 
-    async def add(self, project_id: ProjectId, key: str, sample: StoredSample) -> None:
-        require_storable(key, "Idempotency-Key")
+    async def add(self, project_id: ProjectId, sample: StoredSample) -> None:
+        require_storable(sample.key, "Idempotency-Key")
         now = self._transaction.clock.now()
         await self._transaction.write(
             delete(samples).where(
                 and_(
                     samples.c.project_id == project_id,
-                    samples.c.idempotency_key == key,
+                    samples.c.idempotency_key == sample.key,
                     samples.c.created_at <= now - KEPT,
                 )
             )
@@ -73,7 +73,7 @@ class SqlSampleStore:
         row = {
             "id": sample.id,
             "project_id": project_id,
-            "idempotency_key": key,
+            "idempotency_key": sample.key,
             "request_digest": sample.request_digest,
             "content_digest": await self._blobs.put(project_id, sample.content),
             "created_at": now,
@@ -100,8 +100,8 @@ class SqlSampleStore:
         if running is None:
             return
         await self._transaction.write(delete(running_samples).where(running_samples.c.id == sample_id))
-        stored = StoredSample(id=sample_id, request_digest=running.request_digest, content=content)
-        await self.add(project_id, running.key, stored)
+        stored = StoredSample(id=sample_id, key=running.key, request_digest=running.request_digest, content=content)
+        await self.add(project_id, stored)
         self._transaction.announce()
 
     async def renew(self, *, owner: str, lease_s: float) -> None:
@@ -147,6 +147,7 @@ class SqlSampleStore:
     async def _stored(self, row: RowMapping) -> StoredSample:
         return StoredSample(
             id=SampleId(row["id"]),
+            key=row["idempotency_key"],
             request_digest=row["request_digest"],
             content=await self._blobs.get(ProjectId(row["project_id"]), row["content_digest"]),
         )

@@ -12,7 +12,16 @@ from gateway.core.ids import ClientId, KeyId, ProjectId, SessionId, VersionId
 from gateway.core.limits import Limit
 from gateway.core.operations import Status
 from gateway.core.ports import LimitStore
-from gateway.core.sessions import Activity, ComputeRules, OrderRule, Recovery, Session, SessionStatus, Snapshot
+from gateway.core.sessions import (
+    Activity,
+    ComputeRules,
+    LoraConfig,
+    OrderRule,
+    Recovery,
+    Session,
+    SessionStatus,
+    Snapshot,
+)
 from gateway.store.blobs import KEPT
 from gateway.store.keys_used import free_key
 from gateway.store.lora import lora_columns, lora_of
@@ -22,6 +31,7 @@ from gateway.store.transaction import Transaction
 
 ACCEPTING = (SessionStatus.CREATING, SessionStatus.RUNNING)
 OPEN = (Status.QUEUED, Status.RUNNING)
+_LISTED = sessions.c.removed_at.is_(None)
 
 
 class SqlSessionStore:
@@ -109,7 +119,7 @@ class SqlSessionStore:
             return None
         row = await self._transaction.first(
             _select()
-            .where(and_(sessions.c.project_id == project_id, sessions.c.name == name))
+            .where(and_(sessions.c.project_id == project_id, sessions.c.name == name, _LISTED))
             .order_by(
                 case((sessions.c.status.in_(LIVE), 0), else_=1), sessions.c.created_at.desc(), sessions.c.id.desc()
             )
@@ -135,14 +145,16 @@ class SqlSessionStore:
 
     async def count(self, project_id: ProjectId) -> int:
         rows = await self._transaction.rows(
-            select(func.count().label("all")).select_from(sessions).where(sessions.c.project_id == project_id)
+            select(func.count().label("all"))
+            .select_from(sessions)
+            .where(and_(sessions.c.project_id == project_id, _LISTED))
         )
         return rows[0]["all"]
 
     async def page(
         self, project_id: ProjectId, *, limit: int, after: SessionId | None, offset: int = 0
     ) -> Sequence[Session]:
-        query = _select().where(sessions.c.project_id == project_id)
+        query = _select().where(and_(sessions.c.project_id == project_id, _LISTED))
         if after is not None:
             last = await self.get(project_id, after)
             query = query.where(
@@ -174,6 +186,21 @@ class SqlSessionStore:
             await settle_stop(self._transaction, session_id)
             self._transaction.announce()
         return await self.get(project_id, session.id)
+
+    async def remove(self, project_id: ProjectId, session_id: SessionId, at: datetime) -> None:
+        session = await self.get(project_id, session_id)
+        row = await lock_session(self._transaction, session_id)
+        if row["status"] in LIVE:
+            raise Conflict(
+                f"session {session.id} is {row['status']}; stop it first", code="session_running", field="session_id"
+            )
+        await self._transaction.write(
+            update(sessions).where(and_(sessions.c.id == session_id, _LISTED)).values(removed_at=at)
+        )
+
+    async def adopt(self, session_id: SessionId, lora: LoraConfig) -> Session:
+        await self._transaction.write(update(sessions).where(sessions.c.id == session_id).values(**lora_columns(lora)))
+        return await read_session(self._transaction, session_id)
 
     async def expire_due(self, at: datetime) -> Sequence[SessionId]:
         """As the port says. A session whose operation is running is in use: it is left for a later call."""
@@ -235,6 +262,7 @@ def session_of(row: RowMapping) -> Session:
         seat=None
         if row["client_id"] is None
         else Seat(client_id=ClientId(row["client_id"]), number=row["client_number"]),
+        removed_at=row["removed_at"],
     )
 
 

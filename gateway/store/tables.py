@@ -111,6 +111,7 @@ sessions = Table(
     Column("client_id", Text, comment="The client that opened it, if one did"),
     Column("client_number", Integer, comment="That client's number for it"),
     Column("turn", BigInteger, comment="Virtual time of its last turn, with it"),
+    Column("removed_at", UtcMicros, comment="When it was taken out of all lists; null: it was not"),
     one_of("status", SessionStatus),
     one_of("order_rule", OrderRule),
     CheckConstraint("applied_seq >= 0 AND optimizer_step >= 0 AND epoch >= 0", name="counters"),

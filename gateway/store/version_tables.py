@@ -25,6 +25,8 @@ groups = Table(
     Column("name", Text, primary_key=True, comment="1 to 63 characters of a-z, A-Z, 0-9, '-'"),
     Column("versions", Integer, nullable=False, comment="How many there are: the highest number"),
     Column("created_at", UtcMicros, nullable=False, comment="When"),
+    Column("description", Text, comment="Its owner's words; null: none"),
+    Column("user_metadata", JSON(none_as_null=True), comment="Its owner's labels; null: none"),
     CheckConstraint("versions >= 0", name="versions"),
 )
 

@@ -132,9 +132,32 @@ class SqlVersionStore:
                 created_at=row["created_at"],
                 latest=dict(latest[row["name"]]),
                 aliases=dict(alias[row["name"]]),
+                description=row["description"] or "",
+                user_metadata=row["user_metadata"] or {},
             )
             for row in known
         ]
+
+    async def add_group(
+        self, project_id: ProjectId, name: str, *, description: str, user_metadata: Mapping[str, str], at: datetime
+    ) -> bool:
+        for text in (name, description, *user_metadata, *user_metadata.values()):
+            require_storable(text, "model_package_group")
+        row = {
+            "project_id": project_id,
+            "name": name,
+            "versions": 0,
+            "created_at": at,
+            "description": description or None,
+            "user_metadata": dict(user_metadata) or None,
+        }
+        return bool(await self._transaction.insert_new(groups, row))
+
+    async def group(self, project_id: ProjectId, name: str) -> Group:
+        for group in await self.groups(project_id):
+            if group.name == name:
+                return group
+        raise missing("group", name)
 
     async def awaiting_publication(self, limit: int) -> Sequence[Version]:
         rows = await self._transaction.rows(

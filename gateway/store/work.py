@@ -21,7 +21,7 @@ from gateway.core.versions import NewVersion
 from gateway.store.blobs import SqlBlobStore
 from gateway.store.leases import SqlLeaseStore, held_by, stale
 from gateway.store.operation_rows import WINDOW_ENDING, discard_window, operation_of, record_outcome
-from gateway.store.refusals import passed, refused_after
+from gateway.store.refusals import passed, refused_after, skipped
 from gateway.store.sessions import end_session, read_session, settle_stop, used
 from gateway.store.tables import LIVE, operations, sessions
 from gateway.store.transaction import Transaction
@@ -94,6 +94,7 @@ class SqlWorkStore(SqlLeaseStore):
             session_id=SessionId(session["id"]), owner=owner, epoch=session["epoch"] if held else session["epoch"] + 1
         )
         stopping = session["status"] == SessionStatus.STOPPING
+        refused = await refused_after(self._transaction, session)
         await self._transaction.write(
             update(sessions)
             .where(sessions.c.id == lease.session_id)
@@ -103,6 +104,7 @@ class SqlWorkStore(SqlLeaseStore):
                 lease_owner=owner,
                 lease_until=at + timedelta(seconds=lease_s),
                 served_at=at,
+                window_broken_by=skipped(refused, operation["seq"], session["window_broken_by"]),
             )
         )
         if not again:

@@ -1,11 +1,12 @@
 """Request bodies: bounded, decompressed, and read as the strictest JSON.
 
 Refused with a 4xx before anything else looks at a body: more than the allowed bytes (before or after decompression),
-an unknown encoding, NaN and Infinity, numbers beyond a double (``1e999``), invalid UTF-8, lone surrogates, NUL in a
-string, nesting deeper than 1024.
+an unknown encoding, NaN and Infinity (but where a dialect writes them), numbers beyond a double (``1e999``), invalid
+UTF-8, lone surrogates, NUL in a string, nesting deeper than 1024.
 """
 
 import io
+import json
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
@@ -33,13 +34,15 @@ class BodyTooLarge(Invalid):
 class StrictRequest(Request):
     """A request whose body is read once, by ``load``, under the rules of this module.
 
-    A media type that a route takes beside JSON is left to the route: ``body()`` gives its bytes, decompressed.
+    A media type that a route takes beside JSON is left to the route: ``body()`` gives its bytes, decompressed. Without
+    ``media_types`` every body is. ``received`` are the bytes as they came, which a signature is over.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, media_types: Collection[str]) -> None:
+    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, media_types: Collection[str] | None) -> None:
         super().__init__(scope, receive)
         self._max_bytes = max_bytes
         self._media_types = media_types
+        self.received = b""
 
     async def load(self) -> None:
         """Read, decompress and parse the body; ``body()`` and ``json()`` answer from then on.
@@ -47,9 +50,10 @@ class StrictRequest(Request):
         Raises:
             BodyTooLarge, Invalid: see the module.
         """
-        raw = decompress(await self._read(), self.headers.get("content-encoding"), limit=self._max_bytes)
+        self.received = await self._read()
+        raw = decompress(self.received, self.headers.get("content-encoding"), limit=self._max_bytes)
         self._body = raw
-        if raw:
+        if raw and self._media_types is not None:
             content_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
             if content_type not in self._media_types:
                 known = " or ".join(sorted(self._media_types))
@@ -120,8 +124,8 @@ def _unzstd(raw: bytes, limit: int) -> bytes:
     return decoded
 
 
-def parse_json(raw: bytes) -> Any:
-    """Parse ``raw``.
+def parse_json(raw: bytes, *, constants: bool = False) -> Any:
+    """Parse ``raw``; with ``constants`` the numbers ``NaN`` and ``Infinity``, which JSON lacks, are understood.
 
     Raises:
         Invalid: not strict JSON in UTF-8, or a string with NUL (the field is named).
@@ -129,9 +133,20 @@ def parse_json(raw: bytes) -> Any:
     try:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise Invalid(f"the body is not valid JSON: {error.msg} at byte {error.pos}") from None
+        if not constants or not (b"NaN" in raw or b"Infinity" in raw):
+            raise Invalid(f"the body is not valid JSON: {error.msg} at byte {error.pos}") from None
+        document = _with_constants(raw)
     if b"\\u0000" in raw and (path := _path_of_nul(document, "")) is not None:
         raise Invalid("strings must not contain NUL", field=path or None)
+    return document
+
+
+def _with_constants(raw: bytes) -> Any:
+    try:
+        document = json.loads(raw.decode())
+        orjson.dumps(document)  # refuses what strict JSON cannot hold either: lone surrogates, too deep, too long
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Invalid(f"the body is not valid JSON: {str(error)[:200]}") from None
     return document
 
 

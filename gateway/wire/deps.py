@@ -51,6 +51,7 @@ class State(TypedDict):
     max_body_bytes: int
     max_import_bytes: int
     undelete_s: float
+    sagemaker_idle_s: int
 
 
 def _database(request: Request) -> Database:
@@ -130,15 +131,17 @@ async def _writing(request: Request) -> AsyncIterator[UnitOfWork]:
         await note_change(unit, request)
 
 
-async def note_change(unit: UnitOfWork, request: Request) -> None:
-    """Write what was done into the audit log, in the transaction that did it."""
+async def note_change(
+    unit: UnitOfWork, request: Request, *, action: str | None = None, subject: str | None = None
+) -> None:
+    """Write what was done into the audit log, in the transaction that did it; by its route, if nothing else is said."""
     principal: Principal = request.state.principal
     named = ", ".join(f"{name}={value}" for name, value in sorted(request.path_params.items()))
     await unit.audit.add(
         principal.project_id,
         actor=principal.key_id,
-        action=f"{request.method} {request.scope.get('root_path', '')}{request.scope['route'].path}",
-        subject=named[:MAX_SUBJECT],
+        action=action or f"{request.method} {request.scope.get('root_path', '')}{request.scope['route'].path}",
+        subject=(named if subject is None else subject)[:MAX_SUBJECT],
         request_id=request.state.request_id,
     )
 

@@ -57,16 +57,16 @@ async def stored_answer(database: Database, project_id: ProjectId, key: str | No
         return _checked(await unit.samples.by_idempotency_key(project_id, key), asked)
 
 
-async def keep_answer(unit: UnitOfWork, project_id: ProjectId, key: str, sample: StoredSample) -> bytes:
-    """Store ``sample`` as the answer to ``key`` and return it, or the one that another process stored meanwhile.
+async def keep_answer(unit: UnitOfWork, project_id: ProjectId, sample: StoredSample) -> bytes:
+    """Store ``sample`` as the answer to its key and return it, or the one that another process stored meanwhile.
 
     Raises:
         Conflict: as ``stored_answer``.
     """
-    earlier = _checked(await unit.samples.by_idempotency_key(project_id, key), sample.request_digest)
+    earlier = _checked(await unit.samples.by_idempotency_key(project_id, sample.key), sample.request_digest)
     if earlier is not None:
         return earlier
-    await unit.samples.add(project_id, key, sample)
+    await unit.samples.add(project_id, sample)
     return sample.content
 
 

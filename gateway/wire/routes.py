@@ -23,7 +23,7 @@ from gateway.wire.deps import Needs
 class DialectRoute(APIRoute):
     """A route behind a bearer key, with a strict JSON body."""
 
-    media_types: frozenset[str] = frozenset({"application/json"})
+    media_types: frozenset[str] | None = frozenset({"application/json"})
     reads_body: bool = True  # False: the handler streams it
 
     @staticmethod
@@ -32,12 +32,27 @@ class DialectRoute(APIRoute):
         scheme, _, text = headers.get("authorization", "").partition(" ")
         return text.strip() if scheme.lower() == "bearer" else None
 
+    async def identify(self, request: Request) -> Principal:
+        """Return who is calling, before anything of the body is read.
+
+        Raises:
+            Unauthenticated: nobody we know.
+        """
+        return await _authenticate(request, self.presented_key(request.headers))
+
+    async def verify(self, request: StrictRequest) -> None:
+        """Check what only the whole request can show of its sender.
+
+        Raises:
+            Unauthenticated: it comes from somebody else.
+        """
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         works = self.methods != {"GET"} and _needs_a_scope(self.dependant)
 
         async def guarded(request: Request) -> Response:
-            request.state.principal = await _authenticate(request, self.presented_key(request.headers))
+            request.state.principal = await self.identify(request)
             most = await _admit(request, works=works)
             strict = StrictRequest(
                 request.scope,
@@ -47,6 +62,7 @@ class DialectRoute(APIRoute):
             )
             if self.reads_body and strict.method not in ("GET", "HEAD", "OPTIONS"):
                 await strict.load()
+            await self.verify(strict)
             try:
                 return await handle(strict)
             except (GatewayError, RequestValidationError) as error:

@@ -29,11 +29,11 @@ _ANSWER, _FAILURE = b"\0", b"\1"  # the first byte of what is stored
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What a call produced: the dialect's own bytes, and the usage to record with them."""
+    """What a call produced: the dialect's own bytes, and the usage to record with them; no ``call``: none."""
 
     content: bytes
-    call: Call
-    facts: Sequence[UsageFact]
+    call: Call | None = None
+    facts: Sequence[UsageFact] = ()
 
 
 SampleFutures = Futures[SampleId, StoredSample | RunningSample]
@@ -129,7 +129,7 @@ class SamplingJobs:
         try:
             async with self._database.write() as unit:
                 await unit.samples.end(project_id, sample_id, content)
-                if answered is not None:
+                if answered is not None and answered.call is not None:
                     await record(unit, answered.call, answered.facts, self._clock.now())
         except Unavailable:
             self._log.warning("sample_not_stored")  # its lease runs out, and then it is lost

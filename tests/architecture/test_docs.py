@@ -19,6 +19,7 @@ from gateway.wire.native.app import create_native_app
 from gateway.wire.native.errors import STATUS
 from gateway.wire.openai.app import create_openai_app
 from gateway.wire.openai.errors import TABLE
+from gateway.wire.sagemaker.errors import TABLE as SAGEMAKER
 from gateway.wire.tinker.errors import TABLE as TINKER
 from trainer.settings import TrainerSettings
 
@@ -92,10 +93,10 @@ def test_every_error_code_is_explained_and_every_explained_one_exists() -> None:
 
 
 def test_the_table_of_kinds_is_the_dialects_own() -> None:
-    row = r"^\| `([a-z_]+)` \| (\d+)[^|]*\| (\d+) \| (\d+) \|"
+    row = r"^\| `([a-z_]+)` \| (\d+)[^|]*\| (\d+) \| (\d+) \| (\d+)[^|]*\|"
     rows = re.findall(row, (DOCS / "errors.md").read_text(), re.MULTILINE)
     assert {kind: tuple(map(int, statuses)) for kind, *statuses in rows} == {
-        kind.value: (STATUS[kind], TABLE[kind][0], TINKER[kind][0]) for kind in Kind
+        kind.value: (STATUS[kind], TABLE[kind][0], TINKER[kind][0], SAGEMAKER[kind][0]) for kind in Kind
     }
 
 

@@ -180,15 +180,15 @@ async def test_a_project_is_made_once_however_many_ask(database: SqlDatabase) ->
 
 
 def sample(content: bytes) -> StoredSample:
-    return StoredSample(id=new_sample_id(), request_digest="d", content=content)
+    return StoredSample(id=new_sample_id(), key="k", request_digest="d", content=content)
 
 
 @pytest.mark.parametrize("size", [20, LARGEST_ROW_BYTES + 1])
 async def test_the_first_answer_to_a_key_stays(bench: Bench, size: int) -> None:
     first = sample(b"1" * size)
     async with bench.database.write() as unit:
-        await unit.samples.add(bench.project_id, "k", first)
-        await unit.samples.add(bench.project_id, "k", sample(b"second"))
+        await unit.samples.add(bench.project_id, first)
+        await unit.samples.add(bench.project_id, sample(b"second"))
 
     async with bench.database.read() as unit:
         assert await unit.samples.by_idempotency_key(bench.project_id, "k") == first
@@ -197,7 +197,7 @@ async def test_the_first_answer_to_a_key_stays(bench: Bench, size: int) -> None:
 
 async def test_an_answer_is_kept_a_day_and_then_makes_room(bench: Bench) -> None:
     async with bench.database.write() as unit:
-        await unit.samples.add(bench.project_id, "k", sample(b"old"))
+        await unit.samples.add(bench.project_id, sample(b"old"))
     bench.clock.advance(24 * 3600 - 1)
     async with bench.database.read() as unit:
         assert await unit.samples.by_idempotency_key(bench.project_id, "k") is not None
@@ -205,7 +205,7 @@ async def test_an_answer_is_kept_a_day_and_then_makes_room(bench: Bench) -> None
     fresh = sample(b"new")
     async with bench.database.write() as unit:
         assert await unit.samples.by_idempotency_key(bench.project_id, "k") is None
-        await unit.samples.add(bench.project_id, "k", fresh)
+        await unit.samples.add(bench.project_id, fresh)
 
     async with bench.database.read() as unit:
         assert await unit.samples.by_idempotency_key(bench.project_id, "k") == fresh
@@ -214,7 +214,7 @@ async def test_an_answer_is_kept_a_day_and_then_makes_room(bench: Bench) -> None
 async def test_an_answer_belongs_to_its_project(database: SqlDatabase, bench: Bench, clock: HandClock) -> None:
     stranger = await open_bench(database, clock, "other")
     async with database.write() as unit:
-        await unit.samples.add(bench.project_id, "k", sample(b"mine"))
+        await unit.samples.add(bench.project_id, sample(b"mine"))
 
     async with database.read() as unit:
         assert await unit.samples.by_idempotency_key(stranger.project_id, "k") is None

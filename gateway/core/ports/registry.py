@@ -43,6 +43,16 @@ class VersionStore(Protocol):
 
     async def groups(self, project_id: ProjectId) -> Sequence[Group]: ...
 
+    async def add_group(
+        self, project_id: ProjectId, name: str, *, description: str, user_metadata: Mapping[str, str], at: datetime
+    ) -> bool:
+        """Make an empty group; False: there is one of that name, which stays as it is."""
+        ...
+
+    async def group(self, project_id: ProjectId, name: str) -> Group:
+        """Raises NotFound."""
+        ...
+
     async def awaiting_publication(self, limit: int) -> Sequence[Version]:
         """Staged adapters whose save_weights operation is still running, oldest first."""
         ...

@@ -10,7 +10,7 @@ from gateway.core.ids import ClientId, KeyId, OperationId, ProjectId, SampleId, 
 from gateway.core.operations import Operation
 from gateway.core.payloads import OperationKind, Payload
 from gateway.core.principals import Key
-from gateway.core.sessions import Session
+from gateway.core.sessions import LoraConfig, Session
 from gateway.core.usage import UsageFact
 
 
@@ -33,7 +33,7 @@ class SessionStore(Protocol):
     async def get(self, project_id: ProjectId, session_id: SessionId) -> Session: ...
 
     async def by_name(self, project_id: ProjectId, name: str) -> Session | None:
-        """Return the newest session of that name, live ones first."""
+        """Return the newest session of that name that was not removed, live ones first."""
         ...
 
     async def by_seat(self, project_id: ProjectId, seat: Seat) -> tuple[Session, str] | None:
@@ -58,6 +58,18 @@ class SessionStore(Protocol):
 
     async def stop(self, project_id: ProjectId, session_id: SessionId, at: datetime) -> Session:
         """Skip what is queued; stopped at once, or stopping until the running operation ends. Idempotent."""
+        ...
+
+    async def remove(self, project_id: ProjectId, session_id: SessionId, at: datetime) -> None:
+        """Take an ended session out of every list and give its name away; what it saved and cost stays. Idempotent.
+
+        Raises:
+            Conflict: ``session_running``, it has not ended.
+        """
+        ...
+
+    async def adopt(self, session_id: SessionId, lora: LoraConfig) -> Session:
+        """Give a session another LoRA configuration, before its first operation."""
         ...
 
     async def expire_due(self, at: datetime) -> Sequence[SessionId]:
@@ -93,6 +105,10 @@ class OperationStore(Protocol):
         self, project_id: ProjectId, session_id: SessionId, *, limit: int, after_seq: int
     ) -> Sequence[Operation]:
         """By seq; outcomes are left out (None)."""
+        ...
+
+    async def highest_seq(self, session_id: SessionId) -> int:
+        """Return the highest seq that a session was ever sent; 0: none."""
         ...
 
     async def final_among(self, ids: Sequence[OperationId]) -> Sequence[OperationId]:
@@ -146,6 +162,7 @@ class StoredSample:
     """The first answer to an idempotency key. ``content`` is the dialect's own bytes."""
 
     id: SampleId
+    key: str
     request_digest: str
     content: bytes
 
@@ -174,7 +191,7 @@ class SampleStore(Protocol):
 
     async def by_idempotency_key(self, project_id: ProjectId, key: str) -> StoredSample | None: ...
 
-    async def add(self, project_id: ProjectId, key: str, sample: StoredSample) -> None: ...
+    async def add(self, project_id: ProjectId, sample: StoredSample) -> None: ...
 
     async def get(self, project_id: ProjectId, sample_id: SampleId) -> StoredSample | RunningSample:
         """Raises NotFound: there is none, or it was answered more than 24 h ago."""

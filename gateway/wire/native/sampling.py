@@ -158,8 +158,10 @@ class Sampler:
         async with self.database.write() as unit:
             kept = content
             if self.idempotency_key is not None:
-                sample = StoredSample(id=call.sample_id, request_digest=asked, content=content)
-                kept = await keep_answer(unit, self.principal.project_id, self.idempotency_key, sample)
+                sample = StoredSample(
+                    id=call.sample_id, key=self.idempotency_key, request_digest=asked, content=content
+                )
+                kept = await keep_answer(unit, self.principal.project_id, sample)
             if kept is not content:  # another gateway answered first; that answer was paid for, this one is not
                 facts = call.facts(generation.counts.unbilled(), now)
             await record(unit, call, facts, at=now)

@@ -73,8 +73,8 @@ class Answerer:
             async with admission.database.write() as unit:
                 kept = content
                 if self._key is not None:
-                    sample = StoredSample(id=admitted.sample_id, request_digest=digest, content=content)
-                    kept = await keep_answer(unit, admission.principal.project_id, self._key, sample)
+                    sample = StoredSample(id=admitted.sample_id, key=self._key, request_digest=digest, content=content)
+                    kept = await keep_answer(unit, admission.principal.project_id, sample)
                 if kept is not content:  # another gateway answered first; that answer was paid for, this one is not
                     facts = call.facts(counts.unbilled(), now)
                 await record(unit, call, facts, at=now)

@@ -13,7 +13,7 @@ from gateway.core.errors import GatewayError, Kind
 from gateway.core.results import Failure
 from gateway.wire import failures
 from gateway.wire.bodies import BodyTooLarge
-from gateway.wire.tinker.turns import consume
+from gateway.wire.turns import consume
 
 TABLE: Mapping[Kind, tuple[int, str]] = {
     Kind.INVALID: (400, "user"),

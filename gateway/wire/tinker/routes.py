@@ -9,7 +9,8 @@ from gateway.core.payloads import OperationKind
 from gateway.wire.bodies import StrictRequest
 from gateway.wire.routes import DialectRoute
 from gateway.wire.tinker import protobuf
-from gateway.wire.tinker.turns import Turn, turn_of
+from gateway.wire.tinker.turns import turn, turn_of
+from gateway.wire.turns import Turn, note
 
 PROTOBUF = "application/x-protobuf"
 _KINDS = {
@@ -33,7 +34,7 @@ class TurnRoute(TinkerRoute):
     """A route whose requests name a model and their turn, which is noted when one is refused."""
 
     async def refused(self, request: StrictRequest, error: GatewayError | RequestValidationError) -> None:
-        request.state.turn = await self._turn(request)
+        note(request, await self._turn(request))
 
     async def _turn(self, request: StrictRequest) -> Turn | None:
         kind = _KINDS[request.url.path.rpartition("/")[2]]
@@ -51,4 +52,4 @@ class ProtobufTurnRoute(TurnRoute):
         except GatewayError:
             return None
         kind = OperationKind.FORWARD if submitted.forward_only else OperationKind.FORWARD_BACKWARD
-        return Turn(model_id=submitted.model_id, seq_id=submitted.seq_id, kind=kind)
+        return turn(submitted.model_id, submitted.seq_id, kind)

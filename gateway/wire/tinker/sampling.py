@@ -9,9 +9,10 @@ from gateway.core.errors import Invalid, NotFound
 from gateway.core.futures import MAX_WAIT_S
 from gateway.core.ids import ProjectId, SampleId
 from gateway.core.ports import Database, UnitOfWork
-from gateway.core.principals import Principal
 from gateway.core.sampling import Target
+from gateway.core.sessions import Session
 from gateway.core.versions import Version
+from gateway.wire.answering import call_of
 from gateway.wire.deps import (
     AllowanceDep,
     CatalogDep,
@@ -26,14 +27,14 @@ from gateway.wire.deps import (
 )
 from gateway.wire.idempotency import request_digest
 from gateway.wire.limits import check_sizes
-from gateway.wire.metering import Call, held
+from gateway.wire.metering import held
 from gateway.wire.sampling_jobs import Answered
 from gateway.wire.scoring import Scorer
 from gateway.wire.targets import sampler_target
 from gateway.wire.tinker.answers import answer
 from gateway.wire.tinker.checkpoints import find_checkpoint, path_of
 from gateway.wire.tinker.protobuf import encode_sample
-from gateway.wire.tinker.questions import Question, question_of
+from gateway.wire.tinker.questions import question_of
 from gateway.wire.tinker.routes import TinkerRoute
 from gateway.wire.tinker.sampling_schemas import (
     CreateSamplerAsked,
@@ -44,7 +45,8 @@ from gateway.wire.tinker.sampling_schemas import (
     SamplerTold,
 )
 from gateway.wire.tinker.schemas import SampleFuture
-from gateway.wire.tinker.translate import find_base_model, find_client, tokenizer_of
+from gateway.wire.tinker.translate import find_base_model, find_client
+from gateway.wire.tokenizers import tokenizer_of
 
 router = APIRouter(route_class=TinkerRoute)
 
@@ -142,7 +144,7 @@ async def asample(
         scorer = Scorer(
             database=database, futures=scores, clock=clock, principal=principal, idempotency_key=None, wait_s=MAX_WAIT_S
         )
-        call = await _call(database, principal, sample_id, target, question)
+        call = call_of(sample_id, principal, await _session_of(database, target), target, question.request)
         async with held(database, call, clock):
             generation, targets = await answer(engines, scorer, target, question, sample_id)
         facts = call.facts(generation.counts, clock.now())
@@ -159,26 +161,8 @@ async def asample(
     )
 
 
-async def _call(
-    database: Database, principal: Principal, sample_id: SampleId, target: Target, question: Question
-) -> Call:
-    """Say what a question can consume at most: where prompts are scored token by token, every prefix of it, too."""
-    session = None
-    if target.version is not None:
-        async with database.read() as unit:
-            session = await unit.sessions.get(target.version.project_id, target.version.session_id)
-    request = question.request
-    prompt, limit = len(request.prompt), request.params.max_tokens
-    sampled = request.num_samples * (target.base.context_length - prompt if limit is None else limit)
-    prefixes = prompt if request.prompt_logprobs or request.topk_prompt_logprobs else 0
-    return Call(
-        sample_id=sample_id,
-        principal=principal,
-        session=session,
-        target=target,
-        tag=None,
-        prompt=prompt,
-        sampled=sampled,
-        engine_prompt=request.num_samples * prompt + prefixes * prompt,
-        engine_sampled=sampled + prefixes,
-    )
+async def _session_of(database: Database, target: Target) -> Session | None:
+    if target.version is None:
+        return None
+    async with database.read() as unit:
+        return await unit.sessions.get(target.version.project_id, target.version.session_id)

@@ -30,8 +30,8 @@ from gateway.wire.tinker.translate import (
     find_client,
     find_model,
     seq_of,
-    tokenizer_of,
 )
+from gateway.wire.tokenizers import tokenizer_of
 
 router = APIRouter(route_class=TinkerRoute)
 turns = APIRouter(route_class=TurnRoute)

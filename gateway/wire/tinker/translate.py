@@ -5,8 +5,6 @@ The client numbers a model's requests from 1, and the creation of the model coun
 operations from 1. So the creation is seq 1, and ``seq_id`` n is seq n + 1.
 """
 
-from fastapi import Request
-
 from gateway.core.catalog import BaseModel, Catalog
 from gateway.core.clients import Client, parse_session_address
 from gateway.core.errors import Invalid, NotFound
@@ -21,7 +19,6 @@ CREATION_SEQ = 1
 ALPHA = 32.0  # the adapter's product is scaled by 32 / rank, whatever the rank
 MIN_CHECKPOINT_TTL_S = 3600
 SESSION_TTL_S = 24 * 3600  # of a session whose client says nothing more
-_LOOPBACK = ("127.0.0.1", "::1")
 
 
 def seq_of(seq_id: int) -> int:
@@ -70,12 +67,6 @@ def find_base_model(catalog: Catalog, name: str) -> BaseModel:
     """
     by_directory = {str(model.path): model for model in catalog.models.values()}
     return by_directory.get(name.rstrip("/")) or catalog.get(name)
-
-
-def tokenizer_of(model: BaseModel, request: Request) -> str:
-    """Return a name by which the caller can load the model's tokenizer: on this machine, the model's directory."""
-    here = request.client is not None and request.client.host in _LOOPBACK
-    return str(model.path) if here and model.path.is_dir() else model.name
 
 
 def check_optimizer(config: OptimizerAsked | None, *, field: str = "optimizer_config") -> None:
