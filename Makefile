@@ -28,7 +28,7 @@ RACES ?= 300
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks fuzz recovery check lint format typecheck proto lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks fuzz recovery sagemaker-acceptance check lint format typecheck proto lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ fuzz: setup ## Spoil requests to every route of every dialect, in front of a scr
 
 recovery: setup ## Measure how long a long session takes to come back: MODEL=tiny|smollm2 DB=...
 	@$(CRASH) recovery --model $(MODEL) --database $(DB)
+
+sagemaker-acceptance: setup ## Drive Amazon's unmodified SDK against real parts: the client tour and a GRPO loop (30 minutes)
+	@$(BIN)/python -m pytest tests/acceptance/test_sagemaker.py tests/acceptance/sagemaker_grpo.py -s
 
 check: lint typecheck test ## Everything a commit must pass: lint, types, tests
 

@@ -62,6 +62,7 @@ DIALECTS: Mapping[str, Callable[[], FastAPI]] = {
     "/v1": create_openai_app,
     "/tinker": create_tinker_app,
 }
+SAGEMAKER = "/sagemaker"  # mounted beside them: it passes OpenAI's bodies on
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[AppState]]
 
 
@@ -108,8 +109,8 @@ def create_app(settings: Settings) -> FastAPI:
     for mount, dialect in mounted.items():
         app.mount(mount, dialect)
     sagemaker = create_sagemaker_app(openai=mounted["/v1"])
-    app.router.routes.append(Route("/sagemaker", AtMount(sagemaker), methods=["POST"]))
-    app.mount("/sagemaker", sagemaker)
+    app.router.routes.append(Route(SAGEMAKER, AtMount(sagemaker), methods=["POST"]))
+    app.mount(SAGEMAKER, sagemaker)
     app.add_middleware(RequestEdge)
     return app
 
@@ -206,7 +207,7 @@ async def _open(
 
 def _dialect_of(path: str) -> str:
     """Return the mount that a path is below; a path of nobody's must not become a label."""
-    return next((mount for mount in DIALECTS if path == mount or path.startswith(f"{mount}/")), "other")
+    return next((mount for mount in (*DIALECTS, SAGEMAKER) if path == mount or path.startswith(f"{mount}/")), "other")
 
 
 async def _price_list(database: SqlDatabase, settings: Settings, files: Files, *, at: datetime) -> Book:
