@@ -28,7 +28,7 @@ RACES ?= 300
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks fuzz recovery sagemaker-acceptance check lint format typecheck proto lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks fuzz recovery sagemaker-acceptance tinker-acceptance check lint format typecheck proto lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ recovery: setup ## Measure how long a long session takes to come back: MODEL=tin
 
 sagemaker-acceptance: setup ## Drive Amazon's unmodified SDK against real parts: the client tour and a GRPO loop (30 minutes)
 	@$(BIN)/python -m pytest tests/acceptance/test_sagemaker.py tests/acceptance/sagemaker_grpo.py -s
+
+tinker-acceptance: setup ## Let tinker-cookbook's recipes learn through Loopline (ONLY=supervised,arithmetic,...)
+	@$(BIN)/python -m tests.tinker_acceptance $(if $(ONLY),--only $(ONLY))
 
 check: lint typecheck test ## Everything a commit must pass: lint, types, tests
 

@@ -16,7 +16,6 @@ from types import ModuleType
 from gateway.engines.launch import EngineSpec, launch_vllm
 from tests.engines.fixtures import all_cores, endpoint_of, running_engine, vocab_size_of
 from tests.stack import free_port, running_stack
-from tests.tiny_model import smollm_directory
 from tests.tinker_acceptance import (
     arithmetic,
     distillation,
@@ -28,6 +27,7 @@ from tests.tinker_acceptance import (
 )
 from tests.tinker_acceptance.outcome import Outcome, table
 from tests.tinker_acceptance.place import Place
+from tests.tiny_model import smollm_directory
 
 RECIPES: dict[str, ModuleType] = {
     "supervised": supervised,

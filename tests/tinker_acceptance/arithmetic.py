@@ -25,6 +25,6 @@ def options(place: Place, *, steps: int, groups: int, size: int) -> Options:
     }
 
 
-def run(place: Place, *, steps: int = 14, groups: int = 12, size: int = 8, by: float = 0.15) -> list[Outcome]:
+def run(place: Place, *, steps: int = 14, groups: int = 12, size: int = 8, by: float = 0.1) -> list[Outcome]:
     log = place.finish("arithmetic", MODULE, options(place, steps=steps, groups=groups, size=size))
     return [rises(REWARD, curve(log, REWARD), by=by, over=3)]

@@ -1,6 +1,7 @@
 """The files that recipes read: the chats of the learning-curve tests, in the cookbook's formats."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.curves import tasks
@@ -47,7 +48,7 @@ def _messages(chat: tuple[str, str]) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _write(path: Path, rows: list[dict[str, object]]) -> Path:
+def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -1,4 +1,4 @@
-"""``recipes.multiplayer_rl.guess_number``: up to ten turns an episode; what is learned first is to make a guess at all."""
+"""``recipes.multiplayer_rl.guess_number``: up to ten turns an episode; first the model learns to guess at all."""
 
 from tests.tinker_acceptance.arithmetic import REWARD
 from tests.tinker_acceptance.outcome import Outcome, rises

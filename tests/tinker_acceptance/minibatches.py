@@ -1,4 +1,4 @@
-"""``rl.train`` on a stream of minibatches, two optimizer steps an iteration, with a penalty for leaving the base model."""
+"""``rl.train`` on a stream of minibatches, two steps an iteration, with a penalty for leaving the base model."""
 
 from tests.tinker_acceptance.arithmetic import REWARD
 from tests.tinker_acceptance.outcome import Outcome, rises

@@ -7,7 +7,7 @@ from statistics import fmean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A metric at a run's start and at its end. ``learned`` says whether it moved as it has to; ``bar`` how far that is."""
+    """A metric at a run's start and at its end; ``learned`` says whether it moved as far as ``bar`` says."""
 
     what: str
     before: float

@@ -79,7 +79,7 @@ class Place:
                 end_group(program)
 
     def _environment(self) -> dict[str, str]:
-        """Nothing outside can be reached: no hub, and a proxy that nobody is for the one page that the cookbook reads."""
+        """Nothing outside can be reached: no hub, and no proxy for the one page that the cookbook reads."""
         return {
             **os.environ,
             "TINKER_BASE_URL": self.base_url,
@@ -97,7 +97,7 @@ class Place:
 
 
 def lines(path: Path) -> list[dict[str, object]]:
-    """Return the objects of a JSONL file; none where there is no file. A last line that is being written is left out."""
+    """Return the objects of a JSONL file; none where there is no file. A line still being written is left out."""
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]

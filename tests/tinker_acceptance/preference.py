@@ -1,4 +1,4 @@
-"""``preference.train_dpo`` on a file of comparisons: the preferred answers win, also against the model's first opinion."""
+"""``preference.train_dpo`` on a file of comparisons: the preferred answers win more and more."""
 
 from tests.tinker_acceptance.chats import common_config, comparisons
 from tests.tinker_acceptance.outcome import Outcome, falls, rises

@@ -1,8 +1,8 @@
 """``supervised.train`` on a file of chats, evaluated on a part kept apart; killed after a checkpoint, and resumed.
 
-The trainer submits a batch ahead and saves afterwards, so a checkpoint called k holds batch k + 1 too, and a resumed run
-begins at k again. The straight run that it is compared with therefore takes the same batches in the same order, in one
-go: without a save, a kill or a load.
+The trainer submits a batch ahead and saves afterwards, so a checkpoint called k holds batch k + 1 too, and a resumed
+run begins at k again. The straight run that it is compared with therefore takes the same batches in the same order, in
+one go: without a save, a kill or a load.
 """
 
 from pathlib import Path
@@ -45,7 +45,6 @@ def run(place: Place, *, batches: int = 16, save_every: int = 5, below: float = 
     again = int(str(saved["batch"]))
     order = [*range(again + SUBMITTED_AHEAD + 1), *range(again, batches)]
     return [
-        falls("train_mean_nll", nll, below=below),
         falls("test/nll", curve(log, "test/nll"), below=below),
         same("final nll, straight and resumed", straight(place, chats, str(saved["state_path"]), order), nll[-1]),
     ]
