@@ -26,6 +26,7 @@ from gateway.core.errors import Unavailable
 from gateway.core.futures import Futures
 from gateway.departure import Departure
 from gateway.engines.pool import EnginePool
+from gateway.grammars.checker import GrammarChecker
 from gateway.ledger import PriceSheet, ledger_factory
 from gateway.metrics import Metrics
 from gateway.probes import RecordedProbes
@@ -184,6 +185,7 @@ async def _open(
     return AppState(
         database=database,
         engines=engines,
+        grammars=await opened.enter_async_context(GrammarChecker()),
         futures=futures,
         score_futures=score_futures,
         catalog=catalog,

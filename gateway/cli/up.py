@@ -52,6 +52,9 @@ def up(
     ] = None,
     engine_gpus: Annotated[str | None, typer.Option(help="GPU: which ones the engines see, e.g. 0 or 0,1.")] = None,
     trainer_gpus: Annotated[str | None, typer.Option(help="GPU: which ones the trainers see.")] = None,
+    tool_parser: Annotated[
+        str | None, typer.Option(help="How the models write calls of tools: vLLM's name of a parser, e.g. hermes.")
+    ] = None,
 ) -> None:
     """Run gateway, trainer and engine on this machine until Ctrl-C."""
     settings = settings_of(data_dir)
@@ -70,6 +73,7 @@ def up(
         gpu_memory=gpu_memory,
         engine_gpus=engine_gpus,
         trainer_gpus=trainer_gpus,
+        tool_parser=tool_parser,
     )
     try:
         status = asyncio.run(run_up(options, console=Console()))

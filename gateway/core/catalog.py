@@ -10,6 +10,7 @@ Read from a TOML file once at start. One ``[models.NAME]`` table per base model:
     max_lora_rank = 32
     max_loras = 4
     engines = ["http://127.0.0.1:8101"]
+    tool_parser = "hermes"  # optional: how this model writes calls of tools, in the engine's words
 """
 
 import tomllib
@@ -35,6 +36,7 @@ class BaseModel:
     max_lora_rank: int
     max_loras: int
     engines: tuple[str, ...]
+    tool_parser: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ _FIELDS: Mapping[str, type] = {
     "max_loras": int,
     "engines": list,
 }
+_OPTIONAL: Mapping[str, type] = {"tool_parser": str}
 
 
 def _base_model(name: str, table: Any) -> BaseModel:
@@ -93,9 +96,9 @@ def _base_model(name: str, table: Any) -> BaseModel:
     if not isinstance(table, dict):
         raise CatalogError(f"{where} must be a table")
     entries: dict[str, Any] = dict(table)  # pyright: ignore[reportUnknownArgumentType]
-    if wrong := set(entries) ^ set(_FIELDS):
+    if wrong := (set(entries) - set(_OPTIONAL)) ^ set(_FIELDS):
         raise CatalogError(f"{where}: unknown or missing entries: {', '.join(sorted(wrong))}")
-    for field, kind in _FIELDS.items():
+    for field, kind in {**_FIELDS, **{name: _OPTIONAL[name] for name in _OPTIONAL.keys() & entries}}.items():
         if not isinstance(entries[field], kind) or isinstance(entries[field], bool):
             raise CatalogError(f"{where}.{field} must be {kind.__name__}")
     if not all(isinstance(url, str) for url in entries["engines"]):
@@ -111,4 +114,5 @@ def _base_model(name: str, table: Any) -> BaseModel:
         max_lora_rank=entries["max_lora_rank"],
         max_loras=entries["max_loras"],
         engines=tuple(entries["engines"]),
+        tool_parser=entries.get("tool_parser"),
     )

@@ -13,6 +13,8 @@ from pathlib import Path
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # Adapters kept in host memory per slot: a version that is not in a slot is then rarely read from disk again.
 CPU_LORAS_PER_SLOT = 4
+# The library that keeps answers to a schema, a regex or a grammar.
+GRAMMAR_BACKEND = "xgrammar"
 # Carried in every answer as ``system_fingerprint``: prompt scores of this engine include a LoRA on lm_head.
 EXACT_PROMPT_SCORES = "loopline-exact-prompt-scores"
 
@@ -85,6 +87,7 @@ def launch_vllm(spec: EngineSpec) -> Launch:
         *("--generation-config", "vllm"),
         *("--logprobs-mode", "processed_logprobs"),
         *("--max-logprobs", "20"),
+        *("--structured-outputs-config", f'{{"backend": "{GRAMMAR_BACKEND}"}}'),  # what the gateway tries grammars with
         "--enable-prompt-tokens-details",
         "--enable-scale-out",  # for /inference/v1/abort_requests, which aborts without losing the count
         "--no-enable-log-requests",

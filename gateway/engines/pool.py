@@ -21,6 +21,7 @@ from gateway.core.validation import check_tokens
 from gateway.core.versions import CanaryReport, Check, Occasion, Version, VersionKind, VersionState
 from gateway.engines.answers import UnknownAdapter
 from gateway.engines.replica import Replica, Unrecorded, Witness
+from gateway.engines.special_tokens import SpecialTokens
 from gateway.engines.vllm import Vllm
 
 T = TypeVar("T")
@@ -77,6 +78,7 @@ class EnginePool:
     ) -> None:
         now, witness = (clock or SystemClock()).now, witness or _unheard
         self._open = AsyncExitStack()
+        self._special = {base.name: SpecialTokens.of(base.path) for base in catalog.models.values()}
         self._replicas: Mapping[str, tuple[Replica, ...]] = {
             base.name: tuple(
                 Replica(
@@ -119,6 +121,7 @@ class EnginePool:
         self, target: Target, route: str, body: Mapping[str, Any], stop: asyncio.Event | None = None
     ) -> EngineAnswer:
         _check_ids(body, target.base)
+        body = self._special[target.base.name].in_body(body)
 
         async def ask(replica: Replica, model: str) -> EngineAnswer:
             return await replica.engine.complete(model, route, body, stop)
@@ -130,6 +133,7 @@ class EnginePool:
     ) -> AsyncGenerator[EngineAnswer]:
         """Chunks carry ``usage`` so far; the last has no choices and the total, also when the caller did not ask."""
         _check_ids(body, target.base)
+        body = self._special[target.base.name].in_body(body)
         replica, size = self._choose(_checked(target)), _size_of(body)
         for attempt in (1, 2):
             try:
@@ -150,6 +154,7 @@ class EnginePool:
         """Several prompts in one body are returned one after the other."""
         engine = self._choose(target.base).engine
         if "messages" in body:
+            body = self._special[target.base.name].in_body(body)
             return await engine.tokenize(target.base.name, {name: body[name] for name in _CHAT_FIELDS if name in body})
         prompt: Any = body.get("prompt", "")
         prompts = _rows(prompt) if isinstance(prompt, list) else [prompt]

@@ -26,7 +26,16 @@ from starlette.routing import Route
 
 from gateway.core.scripted import BASE_FINGERPRINT, read_fingerprint
 from gateway.engines.launch import EXACT_PROMPT_SCORES
-from gateway.engines.scripted_answers import Limits, Refused, chat_prompt, choice_of, draw_of, prompts_of, usage
+from gateway.engines.scripted_answers import (
+    Limits,
+    Refused,
+    as_tool_call,
+    chat_prompt,
+    choice_of,
+    draw_of,
+    prompts_of,
+    usage,
+)
 from gateway.engines.scripted_model import Draw, Drawn, draw, encode
 
 
@@ -188,6 +197,8 @@ async def answer(
                 await pause(engine, one, first=not drawn, request=request)
                 drawn.append(token)
             choice = choice_of(index, one, drawn, body, chat=chat)
+            if chat:
+                as_tool_call(choice, body, index, first=True, last=True)
             choices.append({**choice, "finish_reason": choice["finish_reason"] or "abort"})
             sampled += len(drawn)
     engine.aborted -= names
@@ -239,6 +250,7 @@ async def events(
         shown = {**body, "prompt_logprobs": None, "echo": body.get("echo") and so_far == 1}
         choice = choice_of(index, one, drawn, shown, chat=chat)
         if chat:
+            as_tool_call(choice, body, index, first=so_far == 1, last=choice["finish_reason"] is not None)
             choice["delta"] = choice.pop("message")
         document = {**shape, "choices": [choice]}
         if options.get("continuous_usage_stats"):

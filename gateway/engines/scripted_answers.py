@@ -78,7 +78,13 @@ def choice_of(index: int, one: Draw, drawn: Sequence[Drawn], body: Mapping[str, 
         choice["message"] = {"role": "assistant", "content": decode(tokens)}
         if body.get("logprobs"):
             entries: list[dict[str, Any]] = [
-                {"token": decode([t.token]), "logprob": t.logprob, "top_logprobs": []} for t in drawn
+                {
+                    "token": decode([t.token]),
+                    "logprob": t.logprob,
+                    "bytes": list(decode([t.token]).encode()),
+                    "top_logprobs": [],
+                }
+                for t in drawn
             ]
             choice["logprobs"] = {"content": entries}
         return choice
@@ -100,6 +106,24 @@ def choice_of(index: int, one: Draw, drawn: Sequence[Drawn], body: Mapping[str, 
         positions = range(1, len(one.prompt))
         choice["prompt_logprobs"] = [None, *(_alternatives(one, at, body["prompt_logprobs"]) for at in positions)]
     return choice
+
+
+def as_tool_call(choice: dict[str, Any], body: Mapping[str, Any], index: int, *, first: bool, last: bool) -> None:
+    """Make the text of a chat's choice, or of a part of it, the argument ``text`` of the tool that must be called."""
+    chosen: Any = body.get("tool_choice")
+    if chosen in (None, "none", "auto"):
+        return
+    function: dict[str, Any] = body["tools"][0]["function"] if chosen == "required" else chosen["function"]
+    name = function["name"]
+    message: dict[str, Any] = choice["message"]
+    function = {"arguments": '{"text": "' * first + message["content"] + '"}' * last}
+    call: dict[str, Any] = {"index": 0, "function": function}
+    if first:
+        call |= {"id": f"call-{index}", "type": "function"}
+        function["name"] = name
+    message |= {"content": "" if first else None, "tool_calls": [call]}
+    if chosen == "required" and choice["finish_reason"] == "stop":
+        choice["finish_reason"] = "tool_calls"
 
 
 def _tops(

@@ -58,6 +58,7 @@ def _table(model: BaseModel) -> str:
             f"max_lora_rank = {model.max_lora_rank}",
             f"max_loras = {model.max_loras}",
             f"engines = {_quoted(list(model.engines))}",
+            *([] if model.tool_parser is None else [f"tool_parser = {_quoted(model.tool_parser)}"]),
             "",
         ]
     )

@@ -40,7 +40,7 @@ class UpOptions:
     ``max_model_len`` caps the context (prompt plus answer, in tokens); ``gpu_memory`` is the share of its GPU that the
     engines take together (None: most of it, or little over half when the trainer is on the same one);
     ``engine_gpus`` and ``trainer_gpus`` are lists for CUDA_VISIBLE_DEVICES; ``kv_gib`` is each CPU engine's key-value
-    cache.
+    cache; ``tool_parser`` is vLLM's name of how the models write calls of tools.
     """
 
     data_dir: Path
@@ -57,3 +57,4 @@ class UpOptions:
     gpu_memory: float | None = None
     engine_gpus: str | None = None
     trainer_gpus: str | None = None
+    tool_parser: str | None = None

@@ -73,6 +73,7 @@ def make_plan(
             max_lora_rank=options.max_lora_rank,
             max_loras=options.max_loras,
             engines=(spec.url,),
+            tool_parser=spec.tool_parser,
         )
         for model, spec in zip(prepared, specs, strict=True)
     ]
@@ -184,6 +185,7 @@ def _engine_spec(
         threads=machine.engine_cores,
         gpu_memory=round(memory / count, 3),
         visible_devices=options.engine_gpus,
+        tool_parser=options.tool_parser,
     )
 
 

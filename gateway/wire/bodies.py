@@ -7,8 +7,9 @@ UTF-8, lone surrogates, NUL in a string, nesting deeper than 1024.
 
 import io
 import json
+import math
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, cast
 
 import orjson
@@ -19,6 +20,7 @@ from starlette.types import Receive, Scope
 from gateway.core.errors import Invalid
 
 _JSON = "application/json"
+_MAX_EXPLAINED = 1024 * 1024  # a body that is not JSON and longer than that is only told the byte
 _MAX_ZSTD_WINDOW = 2**27  # what an encoder may ask us to hold while decoding
 
 
@@ -134,6 +136,8 @@ def parse_json(raw: bytes, *, constants: bool = False) -> Any:
         document = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         if not constants or not (b"NaN" in raw or b"Infinity" in raw):
+            if (path := _path_of_infinity(raw)) is not None:
+                raise Invalid(f"{path or 'the body'} must be a finite number", field=path or None) from None
             raise Invalid(f"the body is not valid JSON: {error.msg} at byte {error.pos}") from None
         document = _with_constants(raw)
     if b"\\u0000" in raw and (path := _path_of_nul(document, "")) is not None:
@@ -148,6 +152,31 @@ def _with_constants(raw: bytes) -> Any:
     except (ValueError, TypeError, RecursionError) as error:
         raise Invalid(f"the body is not valid JSON: {str(error)[:200]}") from None
     return document
+
+
+def _path_of_infinity(raw: bytes) -> str | None:
+    """Return where NaN, Infinity or a number beyond a double stands in a body that is JSON but for that."""
+    if len(raw) > _MAX_EXPLAINED:
+        return None
+    try:
+        document: Any = json.loads(raw)
+        return _path_to(document, "", lambda value: isinstance(value, float) and not math.isfinite(value))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _path_to(value: Any, path: str, wanted: Callable[[Any], bool]) -> str | None:
+    if wanted(value):
+        return path
+    inner: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        inner = ((f"{path}.{key}" if path else key, one) for key, one in cast("dict[str, Any]", value).items())
+    elif isinstance(value, list):
+        inner = ((f"{path}[{index}]", one) for index, one in enumerate(cast("list[Any]", value)))
+    for where, one in inner:
+        if (found := _path_to(one, where, wanted)) is not None:
+            return found
+    return None
 
 
 def _path_of_nul(value: Any, path: str) -> str | None:
@@ -185,8 +214,12 @@ def invalid_from(errors: Iterable[Mapping[str, Any]]) -> Invalid:
     match first["type"]:
         case "extra_forbidden":
             reason = f"unknown field {path}"
+        case "model_type" | "model_attributes_type" | "dict_type" if path:
+            reason = f"{path} must be an object"
         case "missing" if not path:
             reason = "a JSON body is required"
+        case "int_type" | "int_from_float" if isinstance(first.get("input"), float) and abs(first["input"]) >= 2**63:
+            reason = f"{path} must be an integer between -{2**63} and {2**63 - 1}"
         case _ if path:
             reason = f"{path}: {reason[:1].lower()}{reason[1:]}"
         case _:

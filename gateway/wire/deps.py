@@ -18,7 +18,7 @@ from gateway.core.futures import Futures
 from gateway.core.ids import OperationId, ScoreId
 from gateway.core.limits import Allowance
 from gateway.core.operations import Operation
-from gateway.core.ports import Artifacts, Database, Engines, Prices, UnitOfWork
+from gateway.core.ports import Artifacts, Database, Engines, Grammars, Prices, UnitOfWork
 from gateway.core.principals import Principal, Scope
 from gateway.core.scores import Score
 from gateway.wire.idempotency import FirstAnswers
@@ -38,6 +38,7 @@ class State(TypedDict):
 
     database: Database
     engines: Engines
+    grammars: Grammars
     futures: OperationFutures
     score_futures: ScoreFutures
     catalog: Catalog
@@ -60,6 +61,10 @@ def _database(request: Request) -> Database:
 
 def _engines(request: Request) -> Engines:
     return request.state.engines
+
+
+def _grammars(request: Request) -> Grammars:
+    return request.state.grammars
 
 
 def _futures(request: Request) -> OperationFutures:
@@ -110,6 +115,7 @@ def _sampling_jobs(request: Request) -> SamplingJobs:
 
 DatabaseDep = Annotated[Database, Depends(_database)]
 EnginesDep = Annotated[Engines, Depends(_engines)]
+GrammarsDep = Annotated[Grammars, Depends(_grammars)]
 FuturesDep = Annotated[OperationFutures, Depends(_futures)]
 ScoreFuturesDep = Annotated[ScoreFutures, Depends(_score_futures)]
 CatalogDep = Annotated[Catalog, Depends(_catalog)]

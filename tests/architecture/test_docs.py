@@ -19,8 +19,10 @@ from gateway.wire.native.app import create_native_app
 from gateway.wire.native.errors import STATUS
 from gateway.wire.openai.app import create_openai_app
 from gateway.wire.openai.errors import TABLE
+from gateway.wire.openai.fields import REFUSED
 from gateway.wire.sagemaker.errors import TABLE as SAGEMAKER
 from gateway.wire.tinker.errors import TABLE as TINKER
+from tests.architecture import openai_fields
 from trainer.settings import TrainerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +121,16 @@ def test_every_openai_route_stands_on_the_openai_page() -> None:
     text = (DOCS / "clients" / "openai.md").read_text()
     missing = [f"{method} /v1{path}" for method, path in routes(create_openai_app())]
     assert [line for line in missing if line not in text] == []
+
+
+def test_the_tables_of_openai_fields_are_the_codes_own() -> None:
+    page = openai_fields.PAGE.read_text()
+    assert openai_fields.with_tables(page) == page, "python -m tests.architecture.openai_fields writes them anew"
+
+
+def test_every_field_of_openais_clients_is_honoured_or_refused_for_a_reason() -> None:
+    for schema, known in openai_fields.TABLES.values():
+        assert set(known) - set(schema.model_fields) <= set(REFUSED)
 
 
 def commands(group: Any, prefix: str = "") -> Iterator[str]:

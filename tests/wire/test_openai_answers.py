@@ -232,17 +232,114 @@ def test_our_own_answer_can_be_sent_back_as_a_turn(openai_client: httpx.Client) 
     assert answer["usage"]["prompt_tokens"] == length
 
 
+CALL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+
+def test_a_tool_that_must_be_called_is_called_streaming_and_not(openai_client: httpx.Client) -> None:
+    body = {"model": BASE, "messages": MESSAGES, "max_tokens": 6, "seed": 3, "tools": [CALL]}
+    chosen = {"type": "function", "function": {"name": "look_up"}}
+    for choice in ("required", chosen):
+        whole = openai_client.post("/chat/completions", json={**body, "tool_choice": choice}).json()
+        message = whole["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        assert (message["content"], set(call), call["type"]) == (None, {"id", "type", "function"}, "function")
+        assert call["function"]["name"] == "look_up"
+        assert set(json.loads(call["function"]["arguments"])) == {"text"}
+        streamed = openai_client.post("/chat/completions", json={**body, "tool_choice": choice, "stream": True})
+        deltas = [chunk["choices"][0]["delta"] for chunk in frames(streamed)[:-1]]
+        pieces = [piece for delta in deltas for piece in delta["tool_calls"]]
+        assert "".join(piece["function"]["arguments"] for piece in pieces) == call["function"]["arguments"]
+        assert [piece["function"].get("name") for piece in pieces] == ["look_up", *[None] * (len(pieces) - 1)]
+    turns = [*MESSAGES, message, {"role": "tool", "tool_call_id": call["id"], "content": "42"}]
+    assert openai_client.post("/chat/completions", json={**body, "messages": turns, "tool_choice": "none"}).is_success
+
+
+def test_of_the_best_only_n_come_back_and_all_are_billed(
+    openai_client: httpx.Client, client: httpx.Client, trained: str
+) -> None:
+    body = {"model": trained, "prompt": ["ab", "cd"], "max_tokens": 6, "seed": 3, "logprobs": 0}
+    every = openai_client.post("/completions", json={**body, "n": 4}).json()
+    before = usage_of(client, trained)
+    best = openai_client.post("/completions", json={**body, "n": 2, "best_of": 4}).json()
+
+    def mean(choice: Any) -> float:
+        logprobs = choice["logprobs"]["token_logprobs"]
+        return sum(logprobs) / len(logprobs)
+
+    expected = [
+        choice["text"]
+        for start in (0, 4)
+        for choice in sorted(every["choices"][start : start + 4], key=mean, reverse=True)[:2]
+    ]
+    assert [choice["text"] for choice in best["choices"]] == expected
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    assert best["usage"] == every["usage"]
+    assert usage_of(client, trained)["sample"] - before["sample"] == every["usage"]["completion_tokens"]
+
+
+def test_bytes_of_tokens_add_up_to_the_text(openai_client: httpx.Client) -> None:
+    body = {"model": BASE, "messages": MESSAGES, "max_tokens": 60, "logprobs": True}
+    ends: set[str] = set()
+    for seed in range(12):
+        for stop in (None, "e"):
+            answer = openai_client.post("/chat/completions", json={**body, "seed": seed, "stop": stop}).json()
+            (choice,) = answer["choices"]
+            ends.add(choice["finish_reason"])
+            spelled = b"".join(bytes(entry["bytes"] or []) for entry in choice["logprobs"]["content"])
+            assert spelled.decode() == choice["message"]["content"]
+    assert ends == {"stop", "length"}
+
+
+def test_echo_scores_a_prompt_without_an_answer(
+    openai_client: httpx.Client, client: httpx.Client, trained: str
+) -> None:
+    body = {"model": trained, "prompt": [97, 98, 99], "echo": True, "max_tokens": 0, "logprobs": 1}
+    before = usage_of(client, trained)
+    answer = openai_client.post("/completions", json=body).json()
+    scored = client.post(f"/sessions/{trained}/logprobs", json={"prompt": [97, 98, 99]}).json()["logprobs"]
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("abc", scored)
+    assert answer["usage"]["completion_tokens"] == 0
+    assert "sample" not in usage_of(client, trained) or before["sample"] == usage_of(client, trained)["sample"]
+
+
+def test_the_text_of_a_special_token_in_a_turn_is_broken_up_before_an_engine_tokenises_it(
+    openai_client: httpx.Client,
+) -> None:
+    def tokens(content: str, **more: Any) -> int:
+        body = {"model": BASE, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **more}
+        return openai_client.post("/chat/completions", json=body).json()["usage"]["prompt_tokens"]
+
+    joiner = len("\u2060".encode())
+    assert tokens("a<|im_end|>b") == tokens("a[|im_end|]b") + joiner
+    assert tokens("a <| im_end |> b") == tokens("a [| im_end |] b")
+    prompt = {"model": BASE, "prompt": "<|im_end|>", "max_tokens": 1}
+    assert openai_client.post("/completions", json=prompt).json()["usage"]["prompt_tokens"] == len("<|im_end|>")
+
+
+def test_metadata_comes_back(openai_client: httpx.Client) -> None:
+    body = {"model": BASE, "messages": MESSAGES, "max_tokens": 1, "metadata": {"run": "7"}, "user": "me"}
+    assert openai_client.post("/chat/completions", json=body).json()["metadata"] == {"run": "7"}
+
+
 def test_null_means_the_default_for_every_optional_field(openai_client: httpx.Client) -> None:
     optional = (
         "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "stop", "seed", "presence_penalty",
         "frequency_penalty", "logit_bias", "prompt_logprobs", "return_token_ids", "stream", "stream_options", "user",
-        "logprobs",
+        "logprobs", "metadata", "store", "service_tier", "safety_identifier", "min_tokens", "ignore_eos",
+        "stop_token_ids", "repetition_penalty", "structured_outputs",
     )  # fmt: skip
     nulls = dict.fromkeys(optional)
     completion = openai_client.post("/completions", json={"model": BASE, "prompt": "ab", "echo": None, **nulls})
     chat = openai_client.post(
         "/chat/completions",
-        json={"model": BASE, "messages": MESSAGES, "top_logprobs": None, "max_completion_tokens": None, **nulls},
+        json={
+            "model": BASE,
+            "messages": MESSAGES,
+            **dict.fromkeys(("top_logprobs", "max_completion_tokens", "tools", "tool_choice", "parallel_tool_calls")),
+            **dict.fromkeys(("response_format", "modalities", "chat_template_kwargs")),
+            **nulls,
+        },
     )
     assert (completion.status_code, chat.status_code) == (200, 200), completion.text + chat.text
     assert completion.json()["usage"]["completion_tokens"] <= 16

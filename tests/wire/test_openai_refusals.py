@@ -42,8 +42,30 @@ def test_someone_elses_model_is_like_a_missing_one(gateway: Gateway, published: 
     assert len(seen) == 1
 
 
+SCHEMA = "response_format.json_schema.schema"
+
+
+def tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look_up", "parameters": parameters}}
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+TOOLS = [tool({"type": "object"})]
+CALL_OTHER = {"type": "function", "function": {"name": "other"}}
+
+
 BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
-    ("unknown field", {"best_of": 2}, "invalid_request", "best_of"),
+    ("unknown field", {"best": 2}, "invalid_request", "best"),
     ("no model", {"model": None}, "invalid_request", "model"),
     ("model is a number", {"model": 3}, "invalid_request", "model"),
     ("hot", {"temperature": 2.5}, "invalid_request", "temperature"),
@@ -73,13 +95,36 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
         "invalid_request",
         "stream_options.include",
     ),
+    ("a long seed", {"seed": 2**70}, "invalid_request", "seed"),
+    ("an open parenthesis", {"structured_outputs": {"regex": "(a"}}, "invalid_grammar", "structured_outputs.regex"),
+    (
+        "a rule that is not there",
+        {"structured_outputs": {"grammar": "root ::= x"}},
+        "invalid_grammar",
+        "structured_outputs.grammar",
+    ),
+    ("no constraint", {"structured_outputs": {}}, "invalid_request", "structured_outputs"),
+    (
+        "two constraints",
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "invalid_request",
+        "structured_outputs",
+    ),
+    (
+        "a stop outside the vocabulary",
+        {"stop_token_ids": [1, 256]},
+        "token_out_of_vocabulary",
+        "stop_token_ids[1]",
+    ),
+    ("more at least than at most", {"max_tokens": 3, "min_tokens": 4}, "invalid_request", "min_tokens"),
     ("too many prompt logprobs", {"prompt_logprobs": 21}, "invalid_request", "prompt_logprobs"),
     ("prompt logprobs in a stream", {"prompt_logprobs": 1, "stream": True}, "invalid_request", "prompt_logprobs"),
 ]
 BAD_CHATS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("no messages", {"messages": []}, "invalid_request", "messages"),
     ("messages are text", {"messages": "hi"}, "invalid_request", "messages"),
-    ("unknown role", {"messages": [{"role": "tool", "content": ""}]}, "invalid_request", "messages[0].role"),
+    ("unknown role", {"messages": [{"role": "judge", "content": ""}]}, "invalid_request", "messages[0].role"),
+    ("no call", {"messages": [{"role": "tool", "content": ""}]}, "invalid_request", "messages[0].tool_call_id"),
     ("no content", {"messages": [{"role": "user"}]}, "invalid_request", "messages[0].content"),
     (
         "an image",
@@ -91,10 +136,51 @@ BAD_CHATS: list[tuple[str, dict[str, Any], str, str | None]] = [
         "a tool call",
         {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
         "invalid_request",
-        "messages[0].tool_calls",
+        "messages[0].tool_calls[0].id",
     ),
     ("tools", {"tools": []}, "invalid_request", "tools"),
-    ("response format", {"response_format": {"type": "json_object"}}, "invalid_request", "response_format"),
+    ("a template", {"chat_template": "{{ messages }}"}, "invalid_request", "chat_template"),
+    (
+        "a template among the arguments",
+        {"chat_template_kwargs": {"chat_template": "x"}},
+        "chat_template_refused",
+        "chat_template_kwargs.chat_template",
+    ),
+    (
+        "a list among the arguments",
+        {"chat_template_kwargs": {"x": []}},
+        "invalid_request",
+        "chat_template_kwargs.x",
+    ),
+    ("a form without its schema", {"response_format": {"type": "json_schema"}}, "invalid_request", SCHEMA[:-7]),
+    ("a schema of no type", json_schema({"type": "objekt"}), "invalid_grammar", SCHEMA),
+    ("a schema that leads nowhere", json_schema({"$ref": "#/nothing"}), "invalid_grammar", SCHEMA),
+    ("a deep schema", json_schema(nested(65)), "invalid_grammar", SCHEMA),
+    ("a choice without tools", {"tool_choice": "required"}, "invalid_request", "tool_choice"),
+    (
+        "a choice of no tool",
+        {"tools": TOOLS, "tool_choice": CALL_OTHER},
+        "invalid_request",
+        "tool_choice.function.name",
+    ),
+    ("its own choice", {"tools": TOOLS}, "no_tool_parser", "tool_choice"),
+    ("a choice of no kind", {"tools": TOOLS, "tool_choice": "any"}, "invalid_request", "tool_choice.type"),
+    ("two tools of one name", {"tools": TOOLS * 2}, "invalid_request", "tools[1].function.name"),
+    (
+        "a tool whose arguments have no type",
+        {"tools": [tool({"type": "objekt"})], "tool_choice": "required"},
+        "invalid_grammar",
+        "tools[0].function.parameters",
+    ),
+    (
+        "a form and a tool",
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "invalid_request",
+        "response_format",
+    ),
+    ("audio", {"modalities": ["audio"]}, "invalid_request", "modalities[0]"),
+    ("to be kept", {"store": True}, "invalid_request", "store"),
+    ("too much metadata", {"metadata": {str(n): "" for n in range(17)}}, "invalid_request", "metadata"),
     ("no tokens", {"max_tokens": 0}, "invalid_request", "max_tokens"),
     ("no tokens, new name", {"max_completion_tokens": 0}, "invalid_request", "max_completion_tokens"),
     ("two limits", {"max_tokens": 1, "max_completion_tokens": 2}, "invalid_request", "max_tokens"),
@@ -123,6 +209,9 @@ BAD_COMPLETIONS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("too many logprobs", {"logprobs": 21}, "invalid_request", "logprobs"),
     ("ids with echo", {"echo": True, "return_token_ids": True}, "invalid_request", "return_token_ids"),
     ("suffix", {"suffix": "x"}, "invalid_request", "suffix"),
+    ("fewer than it keeps", {"n": 3, "best_of": 2}, "invalid_request", "best_of"),
+    ("the best of a stream", {"best_of": 2, "stream": True}, "invalid_request", "best_of"),
+    ("the best of an echo", {"best_of": 2, "echo": True}, "invalid_request", "best_of"),
     ("long answer", {"max_tokens": 511}, "context_length_exceeded", "max_tokens"),
     ("long prompt", {"prompt": [1] * 512}, "context_length_exceeded", "prompt"),
 ]
@@ -171,6 +260,26 @@ def test_what_is_not_strict_json_is_refused(openai_client: httpx.Client, content
     response = openai_client.post("/chat/completions", content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (b'{"temperature": NaN}', "temperature"),
+        (b'{"logit_bias": {"1": [0, -Infinity]}}', "logit_bias.1[1]"),
+        (b'{"top_p": 1e999}', "top_p"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_named_by_its_field(
+    openai_client: httpx.Client, content: bytes, param: str
+) -> None:
+    response = openai_client.post("/chat/completions", content=content, headers={"Content-Type": "application/json"})
+    assert "finite" in refused(response, 400, "invalid_request", param)["message"]
+
+
+def test_an_integer_beyond_the_range_hears_it(openai_client: httpx.Client) -> None:
+    response = openai_client.post("/completions", json={"model": BASE, "prompt": "a", "seed": 2**70})
+    assert str(2**63 - 1) in refused(response, 400, "invalid_request", "seed")["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -8,6 +8,7 @@ from gateway.core.ports.audit import AuditStore
 from gateway.core.ports.clients import ClientStore
 from gateway.core.ports.content import Artifacts, BlobStore, CorruptArtifact
 from gateway.core.ports.database import Database, UnitOfWork, Wakeups
+from gateway.core.ports.grammars import Constraint, Grammars
 from gateway.core.ports.ledger import Ledger
 from gateway.core.ports.limits import LimitStore, OwnLimit
 from gateway.core.ports.registry import Registry, Upkeep, VersionStore
@@ -30,11 +31,13 @@ __all__ = [
     "AuditStore",
     "BlobStore",
     "ClientStore",
+    "Constraint",
     "CorruptArtifact",
     "Database",
     "EngineHealth",
     "EngineMetrics",
     "Engines",
+    "Grammars",
     "KeyStore",
     "Lease",
     "Ledger",

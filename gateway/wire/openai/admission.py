@@ -1,7 +1,7 @@
 """From a request to what an engine is asked: who answers, does it fit, every sampling field said explicitly."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends
@@ -12,7 +12,7 @@ from gateway.core.clock import Clock
 from gateway.core.errors import Invalid, NotFound
 from gateway.core.ids import SampleId, SessionId, new_sample_id
 from gateway.core.limits import Allowance, Limit
-from gateway.core.ports import Database, Engines, Prices
+from gateway.core.ports import Database, Engines, Grammars, Prices
 from gateway.core.principals import Principal
 from gateway.core.sampling import Target
 from gateway.core.sessions import Session
@@ -23,12 +23,16 @@ from gateway.wire.deps import (
     ClockDep,
     DatabaseDep,
     EnginesDep,
+    GrammarsDep,
     InferenceCaller,
     PricesDep,
     Tag,
 )
 from gateway.wire.metering import Call
-from gateway.wire.openai.schemas import MAX_SEQUENCES, ChatCreate, CompletionCreate, Prompt, SamplingCreate
+from gateway.wire.openai.chat_schemas import ChatCreate
+from gateway.wire.openai.constraints import engine_constraints
+from gateway.wire.openai.conversation import engine_messages, engine_tools, template_arguments
+from gateway.wire.openai.schemas import MAX_SEQUENCES, CompletionCreate, Prompt, SamplingCreate
 from gateway.wire.targets import answer_headers, find_session, find_target, session_target
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the older route
@@ -49,7 +53,10 @@ class Admitted:
     scoring: bool  # the one token that an engine generates to score a prompt is nobody's bill
     include_usage: bool
     return_token_ids: bool
+    metadata: Mapping[str, str] | None
     call: Call
+    keep: int | None = None  # of the samples of a prompt, the likeliest; None: all
+    show_logprobs: bool = True
 
     @property
     def can_stop(self) -> bool:
@@ -73,6 +80,7 @@ class Admission:
     principal: Principal
     database: Database
     engines: Engines
+    grammars: Grammars
     catalog: Catalog
     prices: Prices
     clock: Clock
@@ -90,15 +98,21 @@ class Admission:
             raise Invalid("top_logprobs needs logprobs to be true", field="top_logprobs")
         if limit == 0:
             raise Invalid("max_tokens must be at least 1", field=field)
+        messages, arguments = engine_messages(asked.messages), template_arguments(asked)
         target, session = await self.find_model(asked.model)
-        messages = [
-            {"role": "system" if turn.role == "developer" else turn.role, "content": turn.text}
-            for turn in asked.messages
-        ]
-        length = len(await self.engines.tokenize(target, {"messages": messages}))
+        tools = engine_tools(asked, target.base)
+        constraints = await engine_constraints(self.grammars, asked, tools)
+        conversation: dict[str, Any] = {"messages": messages}
+        if tools:
+            conversation["tools"] = tools["tools"]
+        if arguments:
+            conversation["chat_template_kwargs"] = arguments
+        length = len(await self.engines.tokenize(target, conversation))
         room = fitting(target, length, limit, prompt_field="messages", limit_field=field)
         body = {
-            "messages": messages,
+            **conversation,
+            **tools,
+            **constraints,
             "max_completion_tokens": room if limit is None else limit,
             "logprobs": bool(asked.logprobs),
             "top_logprobs": (asked.top_logprobs or 0) if asked.logprobs else None,
@@ -117,19 +131,23 @@ class Admission:
             raise Invalid("max_tokens may be 0 only with echo, to score the prompt", field="max_tokens")
         if asked.echo and asked.return_token_ids:
             raise Invalid("return_token_ids is not available with echo", field="return_token_ids")
+        best_of = _best_of(asked)
         target, session = await self.find_model(asked.model)
+        constraints = await engine_constraints(self.grammars, asked, {})
         lengths = await self._prompt_lengths(target, asked.prompt)
         longest = max(lengths)
         room = fitting(target, longest, asked.max_tokens, prompt_field="prompt", limit_field="max_tokens")
         limit = min(DEFAULT_COMPLETION_TOKENS, room) if asked.max_tokens is None else asked.max_tokens
         body = {
             "prompt": asked.prompt[0] if len(asked.prompt) == 1 else asked.prompt,
+            **constraints,
             "max_tokens": limit,
-            "logprobs": asked.logprobs,
+            "logprobs": 0 if asked.logprobs is None and best_of is not None else asked.logprobs,
             "echo": bool(asked.echo),
             "add_special_tokens": True,
         }
-        return self._admitted(asked, target, session, "completions", body, lengths, echo=bool(asked.echo))
+        admitted = self._admitted(asked, target, session, "completions", body, lengths, echo=bool(asked.echo))
+        return replace(admitted, keep=asked.n or 1, show_logprobs=asked.logprobs is not None)
 
     async def find_model(self, model: str) -> tuple[Target, Session | None]:
         """Return what answers for ``model``: a base model, a live session by id or name, or ``group@n``.
@@ -175,26 +193,30 @@ class Admission:
         *,
         echo: bool,
     ) -> Admitted:
-        _check(asked, target, len(lengths))
+        samples = _samples(asked)
+        _check(asked, target, len(lengths), samples)
         field = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
         limit: int = body[field]
         self.allowance.check(Limit.PROMPTS, len(lengths), name="prompt")
-        self.allowance.check(Limit.SAMPLES, asked.n or 1, name="n")
+        self.allowance.check(Limit.SAMPLES, samples, name="n" if samples == (asked.n or 1) else "best_of")
         self.allowance.check(Limit.TOKENS_OUT, limit, name=field)
-        self.allowance.check(Limit.STOPS, len(asked.stop or ()), name="stop")
-        samples, sample_id, scoring = asked.n or 1, new_sample_id(), limit == 0
+        self.allowance.check(Limit.STOPS, len(asked.stop or ()) + len(asked.stop_token_ids or ()), name="stop")
+        if (asked.min_tokens or 0) > limit:
+            raise Invalid(f"min_tokens must be at most {field}, {limit}", field="min_tokens")
+        sample_id, scoring = new_sample_id(), limit == 0
         return Admitted(
             sample_id=sample_id,
             model=asked.model,
             target=target,
             session_id=None if session is None else session.id,
             route=route,
-            body={**body, **_sampling(asked), "return_token_ids": not echo},
+            body={**body, **_sampling(asked), "n": samples, "return_token_ids": not echo},
             prompts=tuple(lengths),
             samples=samples,
             scoring=scoring,
             include_usage=asked.stream_options is not None and bool(asked.stream_options.include_usage),
             return_token_ids=bool(asked.return_token_ids),
+            metadata=asked.metadata,
             call=Call(
                 sample_id=sample_id,
                 principal=self.principal,
@@ -237,18 +259,37 @@ def _limit(asked: ChatCreate) -> tuple[int | None, str]:
     return asked.max_tokens, "max_tokens"
 
 
-def _check(asked: SamplingCreate, target: Target, prompts: int) -> None:
+def _samples(asked: SamplingCreate) -> int:
+    """Return how many sequences are drawn for each prompt."""
+    return (asked.best_of if isinstance(asked, CompletionCreate) else None) or asked.n or 1
+
+
+def _best_of(asked: CompletionCreate) -> int | None:
+    """Return of how many the best are kept, if not all are."""
+    if asked.best_of is None or asked.best_of == (asked.n or 1):
+        return None
+    if asked.best_of < (asked.n or 1):
+        raise Invalid(f"best_of must be at least n, {asked.n or 1}", field="best_of")
+    if asked.stream:
+        raise Invalid("best_of is not available in a stream", field="best_of")
+    if asked.echo:
+        raise Invalid("best_of is not available with echo", field="best_of")
+    return asked.best_of
+
+
+def _check(asked: SamplingCreate, target: Target, prompts: int, samples: int) -> None:
     base = target.base
+    check_tokens(asked.stop_token_ids or (), base, field="stop_token_ids")
     check_tokens(sorted(asked.logit_bias or ()), base, field="logit_bias")
     if asked.top_k == 0 or (asked.top_k or 0) > base.vocab_size:
         raise Invalid(f"top_k must be -1 or 1 to {base.vocab_size}, got {asked.top_k}", field="top_k")
-    if prompts * (asked.n or 1) > MAX_SEQUENCES:
+    if prompts * samples > MAX_SEQUENCES:
         raise Invalid(
-            f"prompts times n must be at most {MAX_SEQUENCES}, got {prompts * (asked.n or 1)}",
+            f"prompts times n must be at most {MAX_SEQUENCES}, got {prompts * samples}",
             field="n",
-            details={"limit": MAX_SEQUENCES, "got": prompts * (asked.n or 1)},
+            details={"limit": MAX_SEQUENCES, "got": prompts * samples},
         )
-    if asked.temperature == 0 and (asked.n or 1) > 1:
+    if asked.temperature == 0 and samples > 1:
         raise Invalid("n must be 1 at temperature 0: all choices would be equal", field="n")
     if asked.stream_options is not None and not asked.stream:
         raise Invalid("stream_options needs stream to be true", field="stream_options")
@@ -265,14 +306,14 @@ def _sampling(asked: SamplingCreate) -> Mapping[str, Any]:
         "min_p": 0.0 if asked.min_p is None else asked.min_p,
         "presence_penalty": asked.presence_penalty or 0.0,
         "frequency_penalty": asked.frequency_penalty or 0.0,
-        "repetition_penalty": 1.0,
-        "n": asked.n or 1,
+        "repetition_penalty": 1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
         "seed": asked.seed,
         "stop": list(asked.stop or ()),
         "logit_bias": {str(token): bias for token, bias in (asked.logit_bias or {}).items()} or None,
         "prompt_logprobs": asked.prompt_logprobs,
-        "min_tokens": 0,
-        "ignore_eos": False,
+        "stop_token_ids": list(asked.stop_token_ids or ()),
+        "min_tokens": asked.min_tokens or 0,
+        "ignore_eos": bool(asked.ignore_eos),
         "skip_special_tokens": True,
     }
 
@@ -281,6 +322,7 @@ def _admission(
     principal: InferenceCaller,
     database: DatabaseDep,
     engines: EnginesDep,
+    grammars: GrammarsDep,
     catalog: CatalogDep,
     prices: PricesDep,
     clock: ClockDep,
@@ -291,6 +333,7 @@ def _admission(
         principal=principal,
         database=database,
         engines=engines,
+        grammars=grammars,
         catalog=catalog,
         prices=prices,
         clock=clock,

@@ -15,7 +15,8 @@ from gateway.wire.deps import FirstAnswersDep, IdempotencyKey
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
 from gateway.wire.metering import cost_headers, held, record
 from gateway.wire.openai.admission import Admission, AdmissionDep, Admitted
-from gateway.wire.openai.schemas import ChatCreate, CompletionCreate
+from gateway.wire.openai.chat_schemas import ChatCreate
+from gateway.wire.openai.schemas import CompletionCreate
 from gateway.wire.openai.streaming import streamed
 from gateway.wire.openai.translate import answer
 

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 
 from gateway.wire.openai.answers import AnswererDep
-from gateway.wire.openai.schemas import ChatCreate
+from gateway.wire.openai.chat_schemas import ChatCreate
 from gateway.wire.routes import DialectRoute
 
 router = APIRouter(route_class=DialectRoute, tags=["chat"])

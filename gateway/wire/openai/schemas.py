@@ -1,7 +1,6 @@
-"""Requests as OpenAI spells them: the fields here are honoured, every other one is refused by name.
+"""Requests as OpenAI spells them: the fields here are honoured, every other one is refused by name (``fields``).
 
-Beside OpenAI's own: ``top_k``, ``min_p``, ``prompt_logprobs`` and ``return_token_ids``, as vLLM spells them. ``user``
-is accepted and has no effect. Null means the default.
+Beside OpenAI's own there are some of vLLM's, in its spelling. Null means the default.
 """
 
 from typing import Annotated, Any, Literal, cast
@@ -9,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from gateway.core.sampling import MAX_STOP_LENGTH, MAX_STOPS, MAX_TOPK_LOGPROBS
+from gateway.wire.openai.fields import NO_EFFECT, note
 
 MAX_N = 128
 MAX_PROMPTS = 64
@@ -17,6 +17,8 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_MESSAGES = 4096
 MAX_SEED = 2**63 - 1 - MAX_N
+MAX_METADATA = 16  # entries; their names and texts as in OpenAI's API
+MAX_SCHEMA_DEPTH = 64
 
 
 class Create(BaseModel):
@@ -27,6 +29,7 @@ class Create(BaseModel):
 
 class StreamOptions(Create):
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 def _one_or_many(value: Any) -> Any:
@@ -61,60 +64,68 @@ Biases = Annotated[
 ]
 
 
-class SamplingCreate(Create):
-    """What completions and chat completions share."""
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=64)],
+        Annotated[str, Field(max_length=512)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+
+
+class StructuredOutputs(Create):
+    """What the text must be: exactly one of these."""
+
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    regex: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    choice: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=1024)]],
+            Field(min_length=1, max_length=1024),
+        ]
+        | None
+    ) = None
+    grammar: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
+
+
+class GenerationCreate(Create):
+    """What every route that generates shares."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    stop: Stops | None = None
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    top_k: Annotated[Annotated[int, Field(ge=-1)] | None, note("vLLM's; -1 keeps all tokens")] = None
+    min_p: Annotated[Annotated[float, Field(ge=0, le=1)] | None, note("vLLM's")] = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Biases = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOPK_LOGPROBS)] | None = None
-    return_token_ids: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Annotated[Annotated[str, Field(max_length=512)] | None, NO_EFFECT] = None
+    safety_identifier: Annotated[Annotated[str, Field(max_length=512)] | None, NO_EFFECT] = None
+    store: Annotated[Literal[False] | None, note("`false` only: nothing is kept to be read again")] = None
+    service_tier: Annotated[Literal["auto", "default"] | None, note("`auto` and `default`; there is one tier")] = None
 
 
-class TextPart(Create):
-    type: Literal["text"]
-    text: str
+class SamplingCreate(GenerationCreate):
+    """What completions and chat completions share."""
 
-
-def _parts(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class Message(Create):
-    """One turn. What a client sends back of our own answers (null ``refusal`` and the like) is accepted as null."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-
-    @property
-    def text(self) -> str:
-        return "\n".join(part.text for part in self.content)
-
-
-class ChatCreate(SamplingCreate):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stop: Stops | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    stream_options: Annotated[StreamOptions | None, note("`include_usage`; `include_obfuscation` only `false`")] = None
+    metadata: Annotated[Metadata | None, note("returned in an answer of one piece; not kept")] = None
+    repetition_penalty: Annotated[Annotated[float, Field(gt=0, le=2)] | None, note("vLLM's")] = None
+    min_tokens: Annotated[Annotated[int, Field(ge=0)] | None, note("vLLM's")] = None
+    ignore_eos: Annotated[bool | None, note("vLLM's")] = None
+    stop_token_ids: Annotated[Annotated[list[int], Field(max_length=MAX_STOPS)] | None, note("vLLM's")] = None
+    prompt_logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_TOPK_LOGPROBS)] | None, note("vLLM's; not in streams")
+    ] = None
+    return_token_ids: Annotated[bool | None, note("vLLM's")] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, note("vLLM's; exactly one of `json`, `regex`, `choice`, `grammar`")
+    ] = None
 
 
 Prompt = str | list[int]
@@ -150,6 +161,9 @@ Prompts = Annotated[
 class CompletionCreate(SamplingCreate):
     """POST /v1/completions."""
 
-    prompt: Prompts
+    prompt: Annotated[Prompts, note("text, token ids, or a list of either")]
     echo: bool | None = None
+    best_of: Annotated[Annotated[int, Field(ge=1, le=MAX_N)] | None, note("not in streams; all of them are billed")] = (
+        None
+    )
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -3,16 +3,22 @@
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from gateway.core.sessions import MAX_TTL_S
 from gateway.wire.native.schemas.base import Create, Read
 from gateway.wire.native.schemas.labels import Metadata
+from gateway.wire.texts import matching
 
 MIN_TTL_S = 60
-_NAME = r"^[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?$"
 
-SessionName = Annotated[str, StringConstraints(pattern=_NAME)]
+SessionName = Annotated[
+    str,
+    *matching(
+        r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?",
+        "1 to 63 of a-z, A-Z, 0-9, '_', '.' and '-', neither first nor last a mark",
+    ),
+]
 
 
 class LoraCreate(Create):
