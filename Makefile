@@ -24,14 +24,17 @@ REAL ?= 0
 KILLS ?= 10
 RACES ?= 300
 
+# make registry-acceptance ONLY=crowd: one part
+ONLY ?=
+
 # make bench-trainer QUICK=1: the short version
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves crash chaos faults pauses saves acks fuzz recovery sagemaker-acceptance tinker-acceptance check lint format typecheck proto lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves registry-acceptance crash chaos faults pauses saves acks fuzz recovery sagemaker-acceptance tinker-acceptance check lint format typecheck proto lock hooks clean distclean
 
 help: ## Show this table
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Make .venv from the pinned lock and prepare the base model (resumable)
 	@$(PYTHON) tools/setup.py
@@ -63,6 +66,9 @@ bench-statements: setup ## Print the statement of a month of 100,000 usage facts
 
 curves: setup ## Compare learning curves with a plain transformers + PEFT loop (SFT and GRPO, about 40 minutes)
 	@$(BIN)/python -m tests.curves
+
+registry-acceptance: setup ## Adapters under load, round trips, 300 publications (15 minutes): ONLY=travels|prefixes|crowd|growth
+	@$(BIN)/python -m tests.registry $(if $(ONLY),--only $(ONLY))
 
 crash: setup ## Kill everything in turn, lose nothing: N=200 SEED=1 DB=sqlite|postgres ENGINE=scripted|vllm
 	@$(CRASH) crash --rounds $(or $(N),20) --seed $(SEED) --database $(DB) --engine $(ENGINE)

@@ -51,6 +51,12 @@ class EngineProcess:
             assert time.monotonic() < deadline, self._log.read_text()[-6000:]
             time.sleep(0.05)
 
+    @property
+    def pid(self) -> int:
+        """The process, which leads the group of all its children."""
+        assert self._child is not None
+        return self._child.pid
+
     def kill(self) -> None:
         """SIGKILL the process and all its children."""
         assert self._child is not None

@@ -1,0 +1,146 @@
+"""``make registry-acceptance``: measure what the registry promises, print tables, fail where a bar is missed."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from gateway.engines.launch import launch_vllm
+from tests.crash.report import Verdict, show
+from tests.engines.fixtures import endpoint_of, running_engine, tiny_spec, vocab_size_of
+from tests.registry import crowd, growth, prefixes, travels
+from tests.registry.world import World, mean, percentile, world_of, worst
+from tests.stack import running_stack
+from tests.tiny_model import cached_tiny_model
+
+COMMAND = "make registry-acceptance"
+IDLE_S, LOADED_S = 1.0, 2.0  # 95 % of publications
+GROWTH = 0.05
+MEAN = 1e-4  # nats, float32
+Part = Callable[[World, Verdict, "Places"], None]
+
+
+class Places:
+    """Where the run's things are, and which process group the engine is."""
+
+    def __init__(self, scratch: Path, model: Path, engine_group: int) -> None:
+        self.scratch, self.model, self.engine_group = scratch, model, engine_group
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.registry", description=__doc__)
+    parser.add_argument("--only", choices=sorted(PARTS), action="append", help="default: all, in order")
+    parser.add_argument("--keep", action="store_true", help="keep logs and data")
+    chosen: list[str] = parser.parse_args().only or list(PARTS)
+    console, model = Console(), cached_tiny_model()
+    scratch = Path(tempfile.mkdtemp(prefix="loopline-registry-"))
+    spec = tiny_spec(model)
+    passed = True
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with running_engine(launch_vllm(spec), spec.url, scratch / "engine.log") as engine:
+        endpoint = endpoint_of(spec, vocab_size=vocab_size_of(model))
+        for name in chosen:
+            places = Places(scratch, model, engine.pid)
+            verdict = Verdict(title=f"registry: {name}", command=f"{COMMAND} ONLY={name}")
+            with running_stack(endpoint, scratch / name) as stack, world_of(stack) as world:
+                PARTS[name](world, verdict, places)
+            show(console, verdict)
+            passed = passed and verdict.passed
+    if passed and not parser.parse_args().keep:
+        shutil.rmtree(scratch)
+    return 0 if passed else 1
+
+
+def measure_growth(world: World, verdict: Verdict, places: Places) -> None:
+    found = growth.run(world, engine_group=places.engine_group, publications=300, settled=50)
+    for name, share in found.last.growth(found.first).items():
+        before, after = getattr(found.first, name), getattr(found.last, name)
+        verdict.line(f"{name}: 50th to 300th publication", f"{before:,} to {after:,} ({share:+.1%})", f"< {GROWTH:.0%}")
+        verdict.require(share < GROWTH, f"{name} grew by {share:.1%}")
+    p95 = percentile(found.published_s, 0.95)
+    median = percentile(found.published_s, 0.5)
+    verdict.line("publish, idle: median, p95 of 300", f"{median:.3f} s, {p95:.3f} s", f"< {IDLE_S:g} s")
+    verdict.require(p95 < IDLE_S, f"publish p95 idle {p95:.2f} s")
+
+
+def measure_crowd(world: World, verdict: Verdict, places: Places) -> None:
+    quiet = crowd.teach(world, 16)
+    mixed = crowd.control(world, quiet)
+    verdict.line("distinct quiet answers", len({answer.tokens for answer in quiet}), "16")
+    verdict.line("wrong in the mixed-batch control", len(mixed), "0")
+    seen = crowd.run(world, quiet, requests=400, publications=40)
+    p95 = percentile(seen.published_s, 0.95)
+    verdict.line("smallest margin of a token (nats)", f"{seen.smallest_margin:.2f}", ">= 2")
+    verdict.line("requests, publications meanwhile", f"{seen.asked}, {len(seen.published_s)}", "400, 40")
+    verdict.line("wrong answers", len(seen.wrong), "0")
+    verdict.line("publish under load: p95", f"{p95:.3f} s", f"< {LOADED_S:g} s")
+    for wrong in (*mixed, *seen.wrong):
+        verdict.require(False, wrong)
+    verdict.require(len(seen.published_s) == 40, f"{len(seen.published_s)} publications")
+    verdict.require(p95 < LOADED_S, f"publish p95 under load {p95:.2f} s")
+
+
+def measure_prefixes(world: World, verdict: Verdict, places: Places) -> None:
+    found = prefixes.versions(world, 10, group="prefixes")
+    adapters: dict[str, Path] = {}
+    for number, (version, _, _) in enumerate(found):
+        adapters[f"v{number}"] = places.scratch / f"prefix-{number}"
+        travels.downloaded(world, version, adapters[f"v{number}"])
+    log = places.scratch / "cold.log"
+    with prefixes.cold_engine(adapters, base=places.model, rank=8, log=log) as url:
+        cold = [travels.by_vllm(url, name, prefixes.TOKENS) for name in adapters]
+    gaps = [worst(engines, alone) for (_, engines, _), alone in zip(found, cold, strict=True)]
+    steps = [mean(after[1], before[1]) for after, before in zip(found[1:], found, strict=False)]
+    trainers = [worst(engines, theirs) for _, engines, theirs in found]
+    verdict.line("largest difference from a cold engine (nats)", f"{max(gaps):.2e}", "< 1e-4")
+    verdict.line("largest difference from the trainer (nats)", f"{max(trainers):.2e}", "< 1e-3")
+    verdict.line("smallest mean difference between neighbours (nats)", f"{min(steps):.3f}", "> 0.01")
+    verdict.require(max(gaps) < 1e-4, f"a version differs from a cold engine by {max(gaps):.2e}")
+    verdict.require(max(trainers) < 1e-3, f"a version differs from the trainer by {max(trainers):.2e}")
+    verdict.require(min(steps) > 0.01, "neighbours do not differ")
+
+
+def measure_travels(world: World, verdict: Verdict, places: Places) -> None:
+    for unembed in (False, True):
+        name = "with lm_head" if unembed else "projections"
+        session = travels.trained(world, unembed=unembed, group=f"travels-{int(unembed)}")
+        trainers, version = travels.trainers_scores(world, session), world.save(session)
+        merged = world.save(session, merge_weights=True)
+        adapter, whole = places.scratch / f"adapter-{unembed}", places.scratch / f"merged-{unembed}"
+        travels.downloaded(world, version, adapter)
+        travels.downloaded(world, merged, whole)
+        unpacked = travels.archived(world, version, adapter.parent / f"archive-{unembed}-dir")
+        same = all((unpacked / path.name).read_bytes() == path.read_bytes() for path in adapter.iterdir())
+        verdict.require(same, f"{name}: the archive differs from the files")
+        with travels.service_of(world) as service:
+            back = service.versions.import_("guests", adapter, base_model=world.stack.base_model).version
+        ways = {
+            "export -> PEFT": travels.by_peft(places.model, adapter),
+            "merge -> transformers": travels.by_transformers(whole),
+            "export -> import -> score": world.scores(back, travels.TOKENS),
+        }
+        for kind, directory in (("export", adapter), ("merge", whole)):
+            log = places.scratch / f"fresh-{kind}-{unembed}.log"
+            with travels.plain_vllm(directory, base=places.model, rank=6, adapter=kind == "export", log=log) as url:
+                ways[f"{kind} -> fresh vLLM"] = travels.by_vllm(url)
+        for way, scores in ways.items():
+            found = mean(scores, trainers)
+            verdict.line(f"{way}, {name}: mean (nats)", f"{found:.2e}", f"< {MEAN:g}")
+            verdict.require(found < MEAN, f"{way}, {name}: mean {found:.2e}")
+
+
+PARTS: dict[str, Part] = {
+    "travels": measure_travels,
+    "prefixes": measure_prefixes,
+    "crowd": measure_crowd,
+    "growth": measure_growth,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
