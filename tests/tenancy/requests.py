@@ -76,17 +76,27 @@ PLAIN = frozenset(
     {
         "age_encryption_recipients",
         "alias",
+        "arguments",
         "base_model",
         "body",
+        "chat_template_kwargs",
+        "choice",
         "description",
         "detail",
         "display_name",
         "file",
+        "grammar",
+        "id",
+        "json_schema",
+        "metadata",
         "model_package_group",
         "month",
         "name",
+        "parameters",
         "prompt",
         "reference",
+        "regex",
+        "safety_identifier",
         "scope",
         "sdk_version",
         "space",
@@ -94,13 +104,15 @@ PLAIN = frozenset(
         "tag",
         "tags",
         "text",
+        "tool_call_id",
         "type",
         "user",
         "user_metadata",
         "weights_access_token",
     }
 )
-"""Names of text that is no id: words, labels, and numbers within something that is named beside them."""
+"""Names of text that is no id of ours: words, labels, a client's own (of its tool calls), and numbers within something
+that is named beside them."""
 
 SAMPLES: Mapping[str, Any] = {
     "alias": "fresh",
