@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core.errors import Conflict, Invalid, NotFound
 from gateway.core.operations import Status
-from gateway.core.payloads import OptimStep, SaveWeights
+from gateway.core.payloads import OperationKind, OptimStep, SaveWeights
 from gateway.core.results import Failure
 from gateway.core.sessions import Activity, OrderRule, SessionStatus
 from gateway.store import SqlDatabase
@@ -318,3 +318,34 @@ async def test_activity_tells_work_from_idleness(bench: Bench) -> None:
     seen.append((await bench.session(session)).activity)
 
     assert seen == [Activity.IDLE, Activity.ACTIVE, Activity.ACTIVE, Activity.IDLE]
+
+
+async def test_a_removed_session_is_in_no_list_gives_its_name_away_and_keeps_its_row(bench: Bench) -> None:
+    session = await bench.open(name="gone")
+    async with bench.database.write() as unit:
+        with pytest.raises(Conflict, match="stop it first"):
+            await unit.sessions.remove(bench.project_id, session.id, bench.clock.now())
+        await unit.sessions.stop(bench.project_id, session.id, bench.clock.now())
+        await unit.sessions.remove(bench.project_id, session.id, bench.clock.now())
+        await unit.sessions.remove(bench.project_id, session.id, bench.clock.now() + timedelta(hours=1))
+        assert await unit.sessions.by_name(bench.project_id, "gone") is None
+        assert await unit.sessions.count(bench.project_id) == 0
+        assert list(await unit.sessions.page(bench.project_id, limit=10, after=None)) == []
+        assert (await unit.sessions.get(bench.project_id, session.id)).removed_at == bench.clock.now()
+
+
+@pytest.mark.parametrize(("kind", "broken"), [(OperationKind.FORWARD_BACKWARD, 3), (OperationKind.OPTIM_STEP, None)])
+async def test_a_refused_gradient_behind_a_hole_leaves_the_window_incomplete(
+    bench: Bench, kind: OperationKind, broken: int | None
+) -> None:
+    """1 runs, 2 was never sent, 3 was refused, 4 is the step."""
+    session = await bench.open(order=OrderRule.ASCENDING)
+    await bench.submit(session, forward_backward(), seq=1)
+    await bench.run_one(outcome=forward_result())
+    async with bench.database.write() as unit:
+        await unit.operations.refuse(session, bench.key_id, 3, kind)
+    await bench.submit(session, OptimStep(), seq=4)
+    work = await bench.claimed()
+    assert (work.operation.seq, work.session.window_broken_by) == (4, broken)
+    await bench.finish(work)
+    assert (await bench.session(session)).window_broken_by is None
