@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from gateway.core.sampling import MAX_STOPS
+
 # What --max-lora-rank accepts; buffers are padded to it, so the smallest that fits is chosen.
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # Adapters kept in host memory per slot: a version that is not in a slot is then rarely read from disk again.
@@ -98,6 +100,7 @@ def launch_vllm(spec: EngineSpec) -> Launch:
     environment = {
         "VLLM_API_KEY": spec.key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_MAX_STOP_STRINGS": str(MAX_STOPS),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",

@@ -30,6 +30,10 @@ class LocalArtifacts:
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
 
+    @property
+    def url(self) -> str | None:
+        return None
+
     def path(self, location: str) -> Path:
         """Return the directory of ``location``; it need not exist.
 

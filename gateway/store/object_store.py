@@ -60,6 +60,10 @@ class ObjectArtifacts:
             ),
         )
 
+    @property
+    def url(self) -> str | None:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
     def path(self, location: str) -> Path:
         return self._cache.path(location)
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 
-from gateway.core.errors import Conflict
+from gateway.core.errors import Conflict, NotFound
 from gateway.core.ids import KeyId, ProjectId, VersionId, new_event_id
 from gateway.core.operations import Status
 from gateway.core.payloads import LoadState, OperationKind
@@ -111,16 +111,23 @@ class SqlRegistry:
         await self._note(version.id, Event.UNDELETED, at, by)
         return await read_version(self._transaction, project_id, version_id)
 
-    async def history(self, project_id: ProjectId, group: str, *, limit: int) -> Sequence[VersionEvent]:
+    async def history(
+        self, project_id: ProjectId, group: str, *, limit: int, after: str | None = None
+    ) -> Sequence[VersionEvent]:
         if not storable(group):
             return []
-        rows = await self._transaction.rows(
+        at, id = version_events.c.at, version_events.c.id
+        query = (
             select(version_events, versions.c.number)
             .join(versions, versions.c.id == version_events.c.version_id)
             .where(and_(versions.c.project_id == project_id, versions.c.group_name == group))
-            .order_by(version_events.c.at.desc(), version_events.c.id.desc())
-            .limit(limit)
         )
+        if after is not None:
+            last = await self._transaction.rows(query.where(id == after)) if storable(after) else ()
+            if not last:
+                raise NotFound("no such event in this group's history", field="after")
+            query = query.where(or_(at < last[0]["at"], and_(at == last[0]["at"], id < after)))
+        rows = await self._transaction.rows(query.order_by(at.desc(), id.desc()).limit(limit))
         return [
             VersionEvent(
                 id=row["id"],

@@ -18,7 +18,7 @@ from gateway.core.catalog import BaseModel, Catalog
 from gateway.core.counts import StreamCounts
 from gateway.core.errors import GatewayError, Invalid, Unavailable
 from gateway.core.ports import CorruptArtifact
-from gateway.core.sampling import SampleRequest, SamplingParams, StopReason, Target, TokenCounts
+from gateway.core.sampling import MAX_STOPS, SampleRequest, SamplingParams, StopReason, Target, TokenCounts
 from gateway.core.versions import Version
 from gateway.engines.answers import EngineLost
 from gateway.engines.pool import EnginePool
@@ -351,6 +351,15 @@ async def test_what_the_engine_refuses_is_the_callers_fault_and_names_the_limit(
 
     assert too_long.value.code == "context_length_exceeded"
     assert "1024" in too_long.value.message
+
+
+async def test_as_many_stop_strings_as_the_core_allows_are_taken(pool: EnginePool, base: BaseModel) -> None:
+    """Stock vLLM takes four."""
+    target, stops = Target(base=base, version=None), tuple(f"no such text {n}" for n in range(MAX_STOPS))
+    request = dataclasses.replace(greedy(), params=dataclasses.replace(greedy().params, stop=stops))
+    assert (await pool.generate(target, request)).sequences == (await pool.generate(target, greedy())).sequences
+    body = {"prompt": list(PROMPT), "max_tokens": 2, "stop": list(stops)}
+    assert (await pool.complete(target, "completions", body)).document["choices"]
 
 
 async def test_stop_strings_and_ids_end_a_sequence_and_belong_to_it(pool: EnginePool, base: BaseModel) -> None:

@@ -74,6 +74,28 @@ async def test_an_alias_moves_and_its_history_says_who_moved_it_from_where(bench
     ]
 
 
+async def test_a_history_is_read_page_by_page(bench: Bench) -> None:
+    """Several events at one moment, so that the page must end between them."""
+    session = await bench.open()
+    first, second = await saved_state(bench, session), await saved_state(bench, session)
+    for saved in (first, second, first, second, first):
+        await set_alias(bench, saved.version_id)
+
+    async with bench.database.read() as unit:
+        whole = [event.id for event in await unit.registry.history(bench.project_id, "policy", limit=9)]
+        pages: list[str] = []
+        while len(pages) < len(whole):
+            after = pages[-1] if pages else None
+            page = await unit.registry.history(bench.project_id, "policy", limit=2, after=after)
+            pages += [event.id for event in page]
+        assert await unit.registry.history(bench.project_id, "policy", limit=2, after=whole[-1]) == []
+        for nobodys in ("evt-no", "\0"):
+            with pytest.raises(NotFound, match="no such event"):
+                await unit.registry.history(bench.project_id, "policy", limit=2, after=nobodys)
+    assert len(whole) == 5
+    assert pages == whole
+
+
 async def test_an_alias_that_was_taken_away_names_nothing(bench: Bench) -> None:
     saved = await saved_state(bench, await bench.open())
     await set_alias(bench, saved.version_id)

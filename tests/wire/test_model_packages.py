@@ -99,6 +99,10 @@ def test_an_alias_moves_and_openai_answers_name_the_version_behind_it(
         seen.append(answer.json()["system_fingerprint"])
 
     history = client.get(f"/model_packages/{session}/history").json()["data"]
+    path = f"/model_packages/{session}/history"
+    page = client.get(path, params={"limit": 1}).json()
+    assert page == {"data": history[:1], "next": history[0]["id"]}
+    assert client.get(path, params={"after": page["next"]}).json() == {"data": history[1:], "next": None}
     group = next(group for group in client.get("/model_packages").json()["data"] if group["name"] == session)
     assert len(set(seen)) == 2
     assert [(line["event"], line["version"], line["previous"]) for line in history] == [

@@ -10,6 +10,7 @@ import pytest
 from tests.stack import EngineEndpoint
 from tests.store.s3 import BUCKET, CREDENTIALS, s3_client, s3_server
 from tests.wire.gateways import Gateway, running_gateway
+from tests.wire.sagemaker_clients import boto
 from tests.wire.training import datum, new_session, run, trained_session
 
 
@@ -34,11 +35,23 @@ def stored(
 
 
 def lose_copies(artifact_dir: Path) -> int:
-    """Remove everything that is cached; return how many artefacts those were."""
-    found = list(artifact_dir.glob("[!.]*"))
+    """Remove every version that is cached; return how many those were. Snapshots come and go by themselves."""
+    found = list(artifact_dir.glob("ver-*"))
     for path in found:
         shutil.rmtree(path)
     return len(found)
+
+
+def test_the_sagemaker_dialect_says_where_in_the_store_files_are(stored: Gateway, endpoint: str) -> None:
+    with stored.client() as client:
+        session = trained_session(client)
+    described = boto(stored, "sagemaker").describe_model_package(
+        ModelPackageName=f"arn:aws:sagemaker:us-east-1:000000000000:model-package/{session}/1"
+    )
+    (container,) = described["InferenceSpecification"]["Containers"]
+    bucket, _, prefix = container["ModelDataSource"]["S3DataSource"]["S3Uri"].removeprefix("s3://").partition("/")
+    found = s3_client(endpoint).list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]
+    assert f"{prefix}manifest.json" in {entry["Key"] for entry in found}
 
 
 def test_versions_live_in_the_store_and_are_brought_where_they_are_read(stored: Gateway, endpoint: str) -> None:

@@ -29,7 +29,13 @@ class CorruptArtifact(Exception):
 
 
 class Artifacts(Protocol):
-    """Directories of saved versions and snapshots, under names the store makes. The methods block."""
+    """Directories of saved versions and snapshots, under names the store makes. The methods block.
+
+    ``url`` is below which every location lies in an object store; None: in a directory of this machine.
+    """
+
+    @property
+    def url(self) -> str | None: ...
 
     def path(self, location: str) -> Path:
         """Return the local directory, which is there once it was fetched or verified."""

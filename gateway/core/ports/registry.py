@@ -109,8 +109,10 @@ class Registry(Protocol):
         """Bring back what was deleted or expired less than ``window`` ago. Raises Conflict ``undelete_window_over``."""
         ...
 
-    async def history(self, project_id: ProjectId, group: str, *, limit: int) -> Sequence[VersionEvent]:
-        """Newest first."""
+    async def history(
+        self, project_id: ProjectId, group: str, *, limit: int, after: str | None = None
+    ) -> Sequence[VersionEvent]:
+        """Newest first, those before the event ``after``. Raises NotFound: the group has no such event."""
         ...
 
 

@@ -68,8 +68,11 @@ async def list_group(
 async def read_history(group: str, query: Annotated[PageQuery, Query()], principal: Caller, unit: Reading) -> EventList:
     """List what happened to a group's versions after they were saved, newest first."""
     await _require_group(unit, principal, group)
-    events = await unit.registry.history(principal.project_id, group, limit=query.limit)
-    return EventList(data=[event_read(group, event) for event in events])
+    events = await unit.registry.history(principal.project_id, group, limit=query.limit, after=query.after)
+    return EventList(
+        data=[event_read(group, event) for event in events],
+        next=events[-1].id if len(events) == query.limit else None,
+    )
 
 
 @router.put("/model_packages/{group}/aliases/{alias}")

@@ -10,7 +10,7 @@ from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
 from gateway.core.errors import Invalid
 from gateway.core.ids import ProjectId
-from gateway.core.ports import Database, UnitOfWork
+from gateway.core.ports import Artifacts, Database, UnitOfWork
 from gateway.core.principals import Principal
 from gateway.wire.deps import note_change
 from gateway.wire.sagemaker.models import Document
@@ -28,6 +28,7 @@ class Call:
     principal: Principal
     catalog: Catalog
     clock: Clock
+    artifacts: Artifacts
     database: Database
     request: Request
 

@@ -63,6 +63,7 @@ async def control_plane(
         principal=principal,
         catalog=catalog,
         clock=clock,
+        artifacts=request.state.artifacts,
         database=database,
         request=request,
     )

@@ -98,9 +98,11 @@ async def describe(call: Call) -> Document:
     base = None
     if model is not None:
         base = {"HubContentName": hub_name(model), "HubContentVersion": HUB_VERSION}
+    store = call.artifacts.url
+    place = f"{LOCAL_STORE}/{version.group}/{version.number}" if store is None else f"{store}/{version.location}"
     source = {
         "S3DataSource": {
-            "S3Uri": f"{LOCAL_STORE}/{version.group}/{version.number}/",
+            "S3Uri": f"{place}/",
             "S3DataType": "S3Prefix",
             "CompressionType": "None",
         }

@@ -150,7 +150,7 @@ async def describe(call: Call) -> Document:
             "ModelConfig": None
             if model is None
             else {"BaseModelArn": hub_arn(model), "AcceptEula": None if eula is None else eula == "true"},
-            "OutputConfig": {"S3Location": {"Path": f"{LOCAL_STORE}/{session.group}"}},
+            "OutputConfig": {"S3Location": {"Path": call.artifacts.url or f"{LOCAL_STORE}/{session.group}"}},
             "Tags": tags_of(session.user_metadata),
         }
     }

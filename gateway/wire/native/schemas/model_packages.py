@@ -136,9 +136,10 @@ class EventRead(Read):
 
 
 class EventList(Read):
-    """Newest first."""
+    """Newest first; ``next`` is the ``after`` of the following page, null on the last."""
 
     data: list[EventRead]
+    next: str | None
 
 
 class VerificationRead(Read):
