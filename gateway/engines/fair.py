@@ -58,7 +58,7 @@ class FairGate:
         finally:
             if asked.entered.done() and not asked.entered.cancelled():
                 self._inside -= sequences
-            else:
+            elif asked in line.waiting:
                 line.waiting.remove(asked)
             self._let_in()
 
@@ -66,16 +66,16 @@ class FairGate:
         while lines := [line for line in self._lines.values() if line.waiting]:
             line = min(lines, key=lambda line: line.ended)
             asked = line.waiting[0]
+            if asked.entered.cancelled():  # and its caller has not noticed it yet
+                line.waiting.popleft()
+                continue
             if self._inside and self._inside + asked.sequences > self._capacity:
                 break
             line.waiting.popleft()
             self._inside += asked.sequences
             self._now = max(line.ended, self._now)
             line.ended = self._now + asked.tokens
-            if asked.entered.cancelled():
-                self._inside -= asked.sequences
-            else:
-                asked.entered.set_result(None)
+            asked.entered.set_result(None)
         self._forget()
 
     def _forget(self) -> None:

@@ -91,3 +91,23 @@ async def test_a_call_that_is_too_large_enters_alone() -> None:
     assert engine.entered == [QUIET, LOUD]
     large.cancel()
     await asyncio.gather(small, large, return_exceptions=True)
+
+
+async def test_a_caller_that_gave_up_before_its_turn_is_passed_over_and_costs_its_project_nothing() -> None:
+    """The one inside leaves after a caller was cancelled and before that caller has noticed."""
+    engine = Engine(1)
+    inside = engine.ask(QUIET)
+    given_up, long, last = engine.ask(LOUD, tokens=1000), engine.ask(LOUD, tokens=10), engine.ask(QUIET, tokens=500)
+    await settle()
+    inside.cancel()
+    given_up.cancel()
+    await settle()
+    assert given_up.cancelled()
+    await engine.work(1)  # the event of the one that was inside
+    assert engine.entered == [QUIET, LOUD]
+    long.cancel()
+    await settle()
+    assert engine.entered == [QUIET, LOUD, QUIET]
+    last.cancel()
+    await asyncio.gather(long, last, return_exceptions=True)
+    assert engine.gate.waiting == 0

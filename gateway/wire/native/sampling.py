@@ -20,7 +20,7 @@ from gateway.core.ports import Database, Engines, Prices, StoredSample
 from gateway.core.principals import Principal
 from gateway.core.sampling import Generation, SampleRequest, SamplingParams, Target, check_sample_request
 from gateway.core.sessions import Session
-from gateway.wire.departures import Departure, DepartureDep
+from gateway.wire.client_watch import ClientWatch, ClientWatchDep
 from gateway.wire.deps import (
     AllowanceDep,
     CatalogDep,
@@ -67,7 +67,7 @@ class Sampler:
     idempotency_key: str | None
     tag: str | None
     allowance: Allowance
-    departure: Departure
+    client: ClientWatch
 
     async def of_session(self, session: Session, version: str | None) -> Target:
         return await session_target(self.database, self.engines, self.catalog, self.clock, session, version=version)
@@ -120,7 +120,7 @@ class Sampler:
         call = self._call(request, target, session, scoring=scoring)
         async with (
             held(self.database, call, self.clock) as notices,
-            self.departure.watched(wanted_later=self.idempotency_key is not None) as stop,
+            self.client.watched(wanted_later=self.idempotency_key is not None) as stop,
         ):
             generation = await self.engines.generate(target, request, stop)
             if scoring:
@@ -179,7 +179,7 @@ def _sampler(
     idempotency_key: IdempotencyKey,
     tag: Tag,
     allowance: AllowanceDep,
-    departure: DepartureDep,
+    client: ClientWatchDep,
 ) -> Sampler:
     return Sampler(
         principal=principal,
@@ -192,7 +192,7 @@ def _sampler(
         idempotency_key=idempotency_key,
         tag=tag,
         allowance=allowance,
-        departure=departure,
+        client=client,
     )
 
 

@@ -10,7 +10,7 @@ from gateway.core.costs import cost_nanos
 from gateway.core.counts import counts_of
 from gateway.core.errors import Invalid
 from gateway.core.ports import StoredSample
-from gateway.wire.departures import Departure, DepartureDep
+from gateway.wire.client_watch import ClientWatch, ClientWatchDep
 from gateway.wire.deps import FirstAnswersDep, IdempotencyKey
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
 from gateway.wire.metering import cost_headers, held, record
@@ -25,10 +25,10 @@ class Answerer:
     """Answers one request, streamed or in one piece."""
 
     def __init__(
-        self, admission: Admission, first_answers: FirstAnswers, idempotency_key: str | None, departure: Departure
+        self, admission: Admission, first_answers: FirstAnswers, idempotency_key: str | None, client: ClientWatch
     ) -> None:
         self._admission = admission
-        self._departure = departure
+        self._client = client
         self._first_answers = first_answers
         self._key = idempotency_key
 
@@ -59,7 +59,7 @@ class Answerer:
         admission, call = self._admission, admitted.call
         async with (
             held(admission.database, call, admission.clock) as notices,
-            self._departure.watched(wanted_later=self._key is not None or not admitted.can_stop) as stop,
+            self._client.watched(wanted_later=self._key is not None or not admitted.can_stop) as stop,
         ):
             answered = await admission.engines.complete(admitted.target, admitted.route, admitted.body, stop)
             counts = counts_of(answered.document["usage"], engine=answered.engine, samples=admitted.samples)
@@ -87,9 +87,9 @@ def _digest(asked: BaseModel) -> str:
 
 
 def _answerer(
-    admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey, departure: DepartureDep
+    admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey, client: ClientWatchDep
 ) -> Answerer:
-    return Answerer(admission, first_answers, idempotency_key, departure)
+    return Answerer(admission, first_answers, idempotency_key, client)
 
 
 AnswererDep = Annotated[Answerer, Depends(_answerer)]

@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 
-class Departure:
+class ClientWatch:
     """Watches one client. The request's body has been read before."""
 
     def __init__(self, request: Request) -> None:
@@ -25,7 +25,7 @@ class Departure:
             yield None
             return
         left = asyncio.Event()
-        watching = asyncio.create_task(self._watch(left), name="departure")
+        watching = asyncio.create_task(self._watch(left), name="client-watch")
         try:
             yield left
         finally:
@@ -38,8 +38,8 @@ class Departure:
         left.set()
 
 
-def _departure(request: Request) -> Departure:
-    return Departure(request)
+def _client_watch(request: Request) -> ClientWatch:
+    return ClientWatch(request)
 
 
-DepartureDep = Annotated[Departure, Depends(_departure)]
+ClientWatchDep = Annotated[ClientWatch, Depends(_client_watch)]
