@@ -7,6 +7,7 @@ from sqlalchemy import select
 from gateway.core.audit import AuditEntry
 from gateway.core.ids import KeyId, ProjectId, new_event_id
 from gateway.store.audit_tables import audit
+from gateway.store.text import require_storable
 from gateway.store.transaction import Transaction
 
 
@@ -38,6 +39,7 @@ class SqlAuditStore:
         )
 
     async def page(self, project_id: ProjectId | None, *, limit: int, after: str | None) -> Sequence[AuditEntry]:
+        require_storable(after, "after")
         query = select(audit).order_by(audit.c.id.desc()).limit(limit)
         if project_id is not None:
             query = query.where(audit.c.project_id == project_id)

@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
+from gateway.core.errors import Invalid
 from gateway.core.ids import KeyId
 from gateway.store import SqlDatabase
 
@@ -34,3 +35,9 @@ async def test_nobody_rewrites_the_audit_log(database: SqlDatabase, change: str)
         await unit.audit.add(await unit.keys.ensure_project("one"), actor=None, action="keys create", subject="key=k")
     with pytest.raises(DatabaseError, match="append-only"):
         await database.change(lambda connection: connection.execute(text(change)))
+
+
+async def test_a_place_that_no_database_can_hold_is_refused(database: SqlDatabase) -> None:
+    async with database.read() as unit:
+        with pytest.raises(Invalid, match="after must not contain NUL"):
+            await unit.audit.page(None, limit=10, after="\0")

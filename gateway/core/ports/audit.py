@@ -21,5 +21,5 @@ class AuditStore(Protocol):
     ) -> None: ...
 
     async def page(self, project_id: ProjectId | None, *, limit: int, after: str | None) -> Sequence[AuditEntry]:
-        """Newest first, after the entry ``after``; None for every project's."""
+        """Newest first, after the entry ``after``; None for every project's. Raises Invalid: ``after`` is no text."""
         ...
