@@ -1,4 +1,4 @@
-"""Pools over the session's engines."""
+"""Pools over the session's engines, and a database of a test's own."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -6,12 +6,29 @@ from pathlib import Path
 import pytest
 
 from gateway.core.catalog import BaseModel, Catalog
+from gateway.core.clock import SystemClock
 from gateway.core.sampling import Target
 from gateway.engines.launch import launch_scripted
 from gateway.engines.pool import EnginePool
+from gateway.store import SqlDatabase, open_database
 from gateway.store.artifacts import LocalArtifacts
 from tests.engines.fixtures import EngineProcess, base_model_of, endpoint_of, running_engine, scripted_spec
 from tests.stack import EngineEndpoint
+from tests.store.bench import Bench, HandClock, open_bench
+from tests.store.conftest import sqlite_template, sqlite_url
+
+__all__ = ["sqlite_template", "sqlite_url"]
+
+
+@pytest.fixture
+async def database(sqlite_url: str, tmp_path: Path) -> AsyncIterator[SqlDatabase]:
+    async with open_database(sqlite_url, blob_dir=tmp_path / "blobs", clock=SystemClock()) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def bench(database: SqlDatabase) -> Bench:
+    return await open_bench(database, HandClock())
 
 
 @pytest.fixture

@@ -26,15 +26,12 @@ from gateway.core.results import Failure
 from gateway.core.versions import NewVersion, Version, VersionState
 from gateway.engines.pool import EnginePool
 from gateway.publisher import Publisher
-from gateway.store import LocalArtifacts, SqlDatabase, open_database
+from gateway.store import LocalArtifacts, SqlDatabase
 from gateway.store.artifacts import describe_files
 from tests.engines.fixtures import base_model_of, until
 from tests.engines.reference import CANARY_TOKENS, Reference
 from tests.stack import EngineEndpoint
-from tests.store.bench import Bench, HandClock, open_bench
-from tests.store.conftest import sqlite_template, sqlite_url
-
-__all__ = ["sqlite_template", "sqlite_url"]
+from tests.store.bench import Bench
 
 pytestmark = pytest.mark.engine
 
@@ -49,17 +46,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> LocalArtifacts:
 @pytest.fixture(scope="module")
 def reference(tiny_model: Path, stored: LocalArtifacts) -> Reference:
     return Reference(tiny_model, stored, base_model="tiny")
-
-
-@pytest.fixture
-async def database(sqlite_url: str, tmp_path: Path) -> AsyncIterator[SqlDatabase]:
-    async with open_database(sqlite_url, blob_dir=tmp_path / "blobs", clock=SystemClock()) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def bench(database: SqlDatabase) -> Bench:
-    return await open_bench(database, HandClock())
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -16,27 +15,13 @@ from gateway.core.scripted import SCRIPTED_NAME, scripted_file
 from gateway.core.versions import NewVersion, Version, VersionState
 from gateway.engines.pool import EnginePool
 from gateway.publisher import LOCK, Publisher
-from gateway.store import LocalArtifacts, SqlDatabase, open_database
+from gateway.store import LocalArtifacts, SqlDatabase
 from tests.engines.artifacts import stage_scripted
 from tests.engines.fixtures import EngineProcess, base_model_of, until
 from tests.stack import EngineEndpoint
-from tests.store.bench import Bench, HandClock, open_bench
-from tests.store.conftest import sqlite_template, sqlite_url
-
-__all__ = ["sqlite_template", "sqlite_url"]
+from tests.store.bench import Bench
 
 NAME = "scripted"
-
-
-@pytest.fixture
-async def database(sqlite_url: str, tmp_path: Path) -> AsyncIterator[SqlDatabase]:
-    async with open_database(sqlite_url, blob_dir=tmp_path / "blobs", clock=SystemClock()) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def bench(database: SqlDatabase) -> Bench:
-    return await open_bench(database, HandClock())
 
 
 @pytest.fixture
