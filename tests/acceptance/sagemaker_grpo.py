@@ -31,7 +31,7 @@ from tests.wire.sagemaker_clients import SDK_WARNINGS, environment, service_clie
 pytestmark = [pytest.mark.engine, *SDK_WARNINGS]
 
 STEPS, QUESTIONS, SAMPLES = 14, 8, 8
-STOP = ["\n", ".", "!", "?"]  # vLLM takes four
+STOP = ["\n", ".", ",", "!", "?"]
 CLIP = {"clip_low_threshold": 0.2, "clip_high_threshold": 5.0}
 
 
