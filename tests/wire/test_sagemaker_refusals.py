@@ -72,19 +72,20 @@ def signed(
     path: str = "/sagemaker",
     target: str | None = "SageMaker.ListTrainingSessions",
     key: str | None = None,
-    at: datetime | None = None,
+    skew: timedelta = timedelta(0),
     token: str | None = None,
     service_name: str = "sagemaker",
     sent: bytes | None = None,
     headers: dict[str, str] | None = None,
 ) -> httpx.Response:
-    """Send a request that was signed by hand; ``sent`` is another body than the signed one, ``headers`` are added."""
+    """Send a request that was signed by hand; ``sent`` is another body than the signed one, ``headers`` are added, ``skew``
+    is how far this clock is ahead."""
     key_id, secret = pair(gateway.keys.owner if key is None else key)
     request = AWSRequest(method="POST", url=f"{gateway.url}{path}", data=body)
     request.headers["Content-Type"] = "application/x-amz-json-1.1"
     if target is not None:
         request.headers["X-Amz-Target"] = target
-    signer = _At(Credentials(key_id, secret, token), at or datetime.now(UTC), service_name)
+    signer = _At(Credentials(key_id, secret, token), datetime.now(UTC) + skew, service_name)
     signer.add_auth(request)
     own = {**dict(request.headers.items()), **(headers or {})}
     return httpx.post(f"{gateway.url}{path}", content=body if sent is None else sent, headers=own)
@@ -146,8 +147,8 @@ def test_what_was_not_signed_by_a_key_of_ours_is_refused_in_one_way(gateway: Gat
     ("change", "name", "message"),
     [
         ({"token": "session-token"}, "UnrecognizedClientException", "unset AWS_SESSION_TOKEN"),
-        ({"at": datetime.now(UTC) - timedelta(minutes=20)}, "RequestTimeTooSkewed", "may differ by 300 seconds"),
-        ({"at": datetime.now(UTC) + timedelta(minutes=20)}, "RequestTimeTooSkewed", "may differ by 300 seconds"),
+        ({"skew": timedelta(minutes=-6)}, "RequestTimeTooSkewed", "may differ by 300 seconds"),
+        ({"skew": timedelta(minutes=6)}, "RequestTimeTooSkewed", "may differ by 300 seconds"),
         ({"service_name": "s3"}, "IncompleteSignature", "service sagemaker"),
         ({"headers": {"X-Amz-Extra": "unsigned"}}, "IncompleteSignature", "every X-Amz- header"),
         ({"headers": {"Authorization": "Bearer tml-x"}}, "IncompleteSignature", "signature version 4"),
