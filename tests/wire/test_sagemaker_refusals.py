@@ -78,8 +78,10 @@ def signed(
     sent: bytes | None = None,
     headers: dict[str, str] | None = None,
 ) -> httpx.Response:
-    """Send a request that was signed by hand; ``sent`` is another body than the signed one, ``headers`` are added, ``skew``
-    is how far this clock is ahead."""
+    """Send a request that was signed by hand.
+
+    ``sent`` is another body than the signed one, ``headers`` are added, ``skew`` is how far this clock is ahead.
+    """
     key_id, secret = pair(gateway.keys.owner if key is None else key)
     request = AWSRequest(method="POST", url=f"{gateway.url}{path}", data=body)
     request.headers["Content-Type"] = "application/x-amz-json-1.1"
