@@ -42,6 +42,7 @@ class EngineEndpoint:
     context_length: int
     max_lora_rank: int
     max_loras: int
+    tool_parser: str | None = None
 
     def catalog(self) -> str:
         return "\n".join(
@@ -54,6 +55,7 @@ class EngineEndpoint:
                 f"max_lora_rank = {self.max_lora_rank}",
                 f"max_loras = {self.max_loras}",
                 f"engines = [{json.dumps(self.url)}]",
+                *([] if self.tool_parser is None else [f"tool_parser = {json.dumps(self.tool_parser)}"]),
                 "",
             ]
         )

@@ -56,7 +56,8 @@ def succeeds(*command: str) -> bool:
 
 PROGRAMS = (
     Program(name="PostgreSQL server", package="postgresql", purpose="the store on PostgreSQL", present=has_postgres),
-    Program(name="Node.js", package="nodejs", purpose="the web console", present=has("node")),
+    Program(name="Node.js", package="nodejs", purpose="OpenAI's Node client", present=has("node")),
+    Program(name="npm", package="npm", purpose="OpenAI's Node client", present=has("npm")),
     Program(name="docker-compose", package="docker-compose", purpose="compose.yaml", present=has_compose),
     Program(name="strace", package="strace", purpose="durability (counting fsync calls)", present=has("strace")),
 )

@@ -1,7 +1,7 @@
 """An engine's ``usage`` as counts: what is billed, and what the engine counted beside it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.core.sampling import TokenCounts
 
@@ -22,8 +22,23 @@ def counts_of(usage: Mapping[str, Any], *, engine: str, samples: int) -> TokenCo
     )
 
 
+class Counting(Protocol):
+    """Counts a stream while it runs, so that it can be cut off at any chunk."""
+
+    def observe(self, engine: str, chunk: Mapping[str, Any], /) -> None: ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sequence has ended."""
+        ...
+
+    def counts(self) -> TokenCounts | None:
+        """Return the counts so far, None when nothing was counted."""
+        ...
+
+
 class StreamCounts:
-    """Counts a stream while it runs, so that it can be cut off at any chunk.
+    """Counts chunks of choices.
 
     ``prompts`` are the lengths of the prompts, each answered by ``samples`` sequences; a chunk's ``usage`` counts the
     tokens of its own sequence so far. A prompt counts from the first token of its first sequence on.
@@ -67,3 +82,37 @@ class StreamCounts:
             sampled=sum(self._sampled.values()),
             extra_prompt=sum(self._prompts[index] for index in begun) - prompt,
         )
+
+
+class ResponseCounts:
+    """Counts the events of one streamed response: the engine says its counts in the last one."""
+
+    def __init__(self) -> None:
+        self._counts: TokenCounts | None = None
+        self.ended = False
+
+    def observe(self, engine: str, event: Mapping[str, Any]) -> None:
+        if event.get("type") in RESPONSE_ENDS:
+            self.ended = True
+            self._counts = response_counts(event["response"], engine=engine)
+
+    def counts(self) -> TokenCounts | None:
+        return self._counts
+
+
+RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+def response_counts(response: Mapping[str, Any], *, engine: str) -> TokenCounts | None:
+    """Read the ``usage`` of a response; None when no token was generated."""
+    usage: Mapping[str, Any] = response.get("usage") or {}
+    if not usage.get("output_tokens"):
+        return None
+    details: Mapping[str, Any] = usage.get("input_tokens_details") or {}
+    prompt: int = usage["input_tokens"]
+    return TokenCounts(
+        engine=engine,
+        prompt=prompt,
+        cached=min(prompt, details.get("cached_tokens") or 0),
+        sampled=usage["output_tokens"],
+    )

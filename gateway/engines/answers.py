@@ -63,7 +63,7 @@ def check_finished(document: Mapping[str, Any], *, aborted: bool = False) -> Non
     Raises:
         Unavailable, Invalid: the engine aborted, failed or refused.
     """
-    if "error" in document:
+    if document.get("error") is not None:
         raise error_of(_status_in(document["error"]), document)
     for choice in document.get("choices", ()):
         if choice.get("finish_reason") == "error" or (choice.get("finish_reason") == "abort" and not aborted):

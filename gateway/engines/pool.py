@@ -54,9 +54,9 @@ def _size_of(body: Mapping[str, Any]) -> _Size:
     """Read a completion's body. Text counts a token for a character: turns need no exact count."""
     prompts = _rows(body.get("prompt"))
     several = len(prompts) if prompts and not isinstance(prompts[0], int) else 1
-    limit: int = body.get("max_completion_tokens") or body.get("max_tokens") or 1
+    limit: int = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens") or 1
     sequences = several * (body.get("n") or 1)
-    asked: Any = body.get("prompt") or body.get("messages") or ""
+    asked: Any = body.get("prompt") or body.get("messages") or body.get("input") or ""
     length = sum(len(one) for one in prompts) if several > 1 else len(asked)
     return _Size(sequences, length + sequences * limit)
 

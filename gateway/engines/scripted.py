@@ -36,7 +36,8 @@ from gateway.engines.scripted_answers import (
     prompts_of,
     usage,
 )
-from gateway.engines.scripted_model import Draw, Drawn, draw, encode
+from gateway.engines.scripted_model import Draw, Drawn, decode, draw, encode
+from gateway.engines.scripted_responses import response_closing, response_delta, response_of, response_opening
 
 
 @dataclass(kw_only=True)
@@ -138,6 +139,9 @@ def create_scripted_app(engine: ScriptedEngine) -> Starlette:
         body["max_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens")
         return await answer(engine, request, body, [chat_prompt(body["messages"])], chat=True)
 
+    async def responses(request: Request) -> Response:
+        return await respond(engine, await request.json())
+
     async def failed(request: Request, error: Exception) -> Response:
         status, detail = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, repr(error))
         return JSONResponse({"error": {"message": detail, "type": "Error", "param": None, "code": status}}, status)
@@ -162,6 +166,7 @@ def create_scripted_app(engine: ScriptedEngine) -> Starlette:
             guarded("/inference/v1/abort_requests", abort, "POST"),
             guarded("/v1/completions", completions, "POST"),
             guarded("/v1/chat/completions", chat, "POST"),
+            guarded("/v1/responses", responses, "POST"),
         ],
         exception_handlers={HTTPException: failed, Exception: failed},
     )
@@ -213,6 +218,47 @@ async def answer(
             "system_fingerprint": EXACT_PROMPT_SCORES,
         }
     )
+
+
+async def respond(engine: ScriptedEngine, body: Mapping[str, Any]) -> Response:
+    """Answer ``/v1/responses``, in one piece or as events."""
+    fingerprint, name = engine.fingerprint(body["model"]), f"{body['request_id']}_0"
+    asked = {**body, "max_tokens": body["max_output_tokens"]}
+    try:
+        one = draw_of(asked, chat_prompt(body["input"]), fingerprint=fingerprint, sample=0, limits=engine.limits)
+    except Refused as error:
+        raise HTTPException(400, str(error)) from None
+    drawn: list[Drawn] = []
+
+    async def tokens() -> AsyncIterator[Drawn]:
+        with Running(engine, body["model"]):
+            for token in draw(one):
+                if name in engine.aborted:
+                    break
+                await pause(engine, one, first=not drawn)
+                drawn.append(token)
+                yield token
+        engine.aborted.discard(name)
+
+    async def stream() -> AsyncIterator[str]:
+        text = ""
+        for event in response_opening(one, body):
+            yield server_sent(event)
+        async for token in tokens():
+            text += (piece := decode([token.token]))
+            yield server_sent(response_delta(body, piece))
+        for event in response_closing(one, body, drawn, text):
+            yield server_sent(event)
+
+    if body.get("stream"):
+        return StreamingResponse(stream(), media_type="text/event-stream")
+    async for _ in tokens():
+        pass
+    return JSONResponse(response_of(one, body, drawn))
+
+
+def server_sent(event: Mapping[str, Any]) -> str:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
 def request_names(name: str, prompts: Sequence[object]) -> set[str]:

@@ -16,6 +16,7 @@ from typing import Any, Self, cast
 import httpx
 import orjson
 
+from gateway.core.counts import RESPONSE_ENDS, response_counts
 from gateway.core.errors import Internal, Invalid, Unavailable
 from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, Stopped, TokenCounts
 from gateway.engines.answers import (
@@ -37,6 +38,8 @@ DRAIN_S = 10.0  # from an abort to the engine's last word; one that takes longer
 KEEP_ALIVE_S = 4.0  # vLLM closes idle connections after 5 s; a socket must not be picked up in that moment
 
 Count = Callable[[TokenCounts], None]
+
+RESPONSES = "responses"  # a route that counts, names and ends its answers in its own way
 
 _ABORT_AGAIN_S = 0.2
 _POSITIONS_AT_ONCE = 64  # positions of a sequence scored in one request; vLLM takes 128 logprob_token_ids
@@ -204,6 +207,7 @@ class Vllm:
         if stop.is_set():
             raise Stopped(None)
         name = secrets.token_hex(12)
+        body = _named(route, name, body)
         try:
             async with asyncio.timeout(None) as patience:
                 aborting = asyncio.create_task(self._abort(_request_ids(route, name, body), stop, patience))
@@ -214,6 +218,8 @@ class Vllm:
         except TimeoutError:
             raise Unavailable("the engine did not answer in time", code="engine_timeout") from None
         if stop.is_set():
+            if route == RESPONSES:
+                raise Stopped(response_counts(document, engine=self.url))
             raise Stopped(stopped_counts(document, engine=self.url, samples=body["n"]))
         return document
 
@@ -230,9 +236,12 @@ class Vllm:
         Raises:
             Unavailable: also when the stream ends before its end mark.
         """
-        asked = {**_explicit(body), "model": model, "stream": True}
-        asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         name = secrets.token_hex(12)
+        asked = {**_explicit(body), "model": model, "stream": True}
+        if route == RESPONSES:
+            asked = _named(route, name, asked)
+        else:
+            asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         aborting = asyncio.create_task(self._abort(_request_ids(route, name, body), stop))
         try:
             content, headers = orjson.dumps(asked), {**_JSON, "X-Request-Id": name}
@@ -248,6 +257,8 @@ class Vllm:
                     check_finished(chunk, aborted=stop.is_set())
                     _check_model(chunk, model)
                     yield EngineAnswer(engine=self.url, document=chunk)
+                    if chunk.get("type") in RESPONSE_ENDS:
+                        return
         except httpx.TransportError as error:
             raise _lost(error) from error
         finally:
@@ -313,8 +324,19 @@ class Vllm:
         return document
 
 
+def _response_id(name: str) -> str:
+    return f"resp_{name}"
+
+
+def _named(route: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Responses are named in the body, the others by a header."""
+    return {**body, "request_id": _response_id(name)} if route == RESPONSES else dict(body)
+
+
 def _request_ids(route: str, name: str, body: Mapping[str, Any]) -> Sequence[str]:
     """Return what vLLM calls the requests of one body that was sent under the request id ``name``."""
+    if route == RESPONSES:
+        return [f"{_response_id(name)}_0"]
     if route != "completions":
         return [f"chatcmpl-{name}"]
     prompt: Any = body.get("prompt")
@@ -330,7 +352,7 @@ _JSON: Mapping[str, str] = {"Content-Type": "application/json"}
 
 def _explicit(body: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in body.items() if value is not None}
-    return {**_NEUTRAL, **given}
+    return given if "input" in given else {**_NEUTRAL, **given}
 
 
 def _check_model(document: Mapping[str, Any], asked: str | None) -> None:

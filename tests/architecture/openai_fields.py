@@ -6,10 +6,12 @@ from pathlib import Path
 
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
 from gateway.wire.openai.chat_schemas import ChatCreate
 from gateway.wire.openai.fields import table
+from gateway.wire.openai.response_schemas import ResponseCreate
 from gateway.wire.openai.schemas import CompletionCreate
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients" / "openai.md"
@@ -21,6 +23,7 @@ TABLES: Mapping[str, tuple[type[BaseModel], Iterable[str]]] = {
         [*chat_create_params.CompletionCreateParamsBase.__annotations__, "chat_template"],
     ),
     "completions": (CompletionCreate, completion_create_params.CompletionCreateParamsBase.__annotations__),
+    "responses": (ResponseCreate, response_create_params.ResponseCreateParamsBase.__annotations__),
 }
 
 

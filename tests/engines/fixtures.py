@@ -111,6 +111,7 @@ def endpoint_of(spec: EngineSpec, *, vocab_size: int) -> EngineEndpoint:
         context_length=spec.max_model_len,
         max_lora_rank=spec.max_lora_rank,
         max_loras=spec.max_loras,
+        tool_parser=spec.tool_parser,
     )
 
 
@@ -205,6 +206,7 @@ def tiny_spec(model: Path) -> EngineSpec:
         max_model_len=1024,
         kv_gib=1,
         threads=all_cores(),
+        tool_parser="hermes",
     )
 
 

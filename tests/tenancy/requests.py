@@ -173,6 +173,7 @@ BODIES: Mapping[tuple[str, str, str], "Mapping[str, Any] | Raw"] = {
     (NATIVE, "PUT", "/budgets/{scope}/{scope_id}"): {"hard_nanos": 10**15},
     (OPENAI, "POST", "/completions"): {"max_tokens": 1, "prompt": "a"},
     (OPENAI, "POST", "/chat/completions"): {"max_tokens": 1},
+    (OPENAI, "POST", "/responses"): {"max_output_tokens": 1, "input": "a"},
     (TINKER, "POST", "/api/v1/forward_backward"): _PROTOBUF,
     (TINKER, "POST", "/api/v1/optim_step"): {"adam_params": {}, "seq_id": TURNS},
     (TINKER, "POST", "/api/v1/save_weights"): {"seq_id": TURNS},

@@ -45,6 +45,7 @@ UNCHANGING = frozenset(
         "POST /training/v1/model_packages/{group}/{reference}/verify",
         "POST /v1/chat/completions",
         "POST /v1/completions",
+        "POST /v1/responses",
         "POST /tinker/api/v1/asample",
         "POST /tinker/api/v1/cancel_future",
         "POST /tinker/api/v1/get_info",

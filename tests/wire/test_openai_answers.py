@@ -317,6 +317,40 @@ def test_the_text_of_a_special_token_in_a_turn_is_broken_up_before_an_engine_tok
     assert openai_client.post("/completions", json=prompt).json()["usage"]["prompt_tokens"] == len("<|im_end|>")
 
 
+def test_a_response_is_answered_streamed_and_not_and_billed(
+    openai_client: httpx.Client, client: httpx.Client, trained: str
+) -> None:
+    body = {"model": trained, "input": "Hello", "max_output_tokens": 6, "seed": 3}
+    whole = openai_client.post("/responses", json=body)
+    answer = whole.json()
+    (item,) = answer["output"]
+    text = item["content"][0]["text"]
+    usage = answer["usage"]
+    assert (answer["object"], answer["model"], answer["id"][:9]) == ("response", trained, "resp_smp-")
+    assert whole.headers["X-Loopline-Version"] == f"{trained}@1"
+    assert usage["input_tokens"] == len(PROMPT)
+    assert usage_of(client, trained)["sample"] == usage["output_tokens"]
+    streamed = openai_client.post("/responses", json={**body, "stream": True})
+    events = frames(streamed)
+    assert [line.removeprefix("event: ") for line in streamed.text.split("\n") if line.startswith("event: ")] == [
+        event["type"] for event in events
+    ]
+    pieces = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(pieces) == text
+    last = events[-1]
+    assert last["type"] == f"response.{answer['status']}"
+    assert (last["response"]["usage"], last["response"]["output"][0]["content"][0]["text"]) == (usage, text)
+    assert usage_of(client, trained)["sample"] == 2 * usage["output_tokens"]
+    again = [
+        {"role": "user", "content": "Hello"},
+        item,
+        {"role": "user", "content": [{"type": "input_text", "text": "?"}]},
+    ]
+    longer = openai_client.post("/responses", json={**body, "input": again, "instructions": "Be brief."}).json()
+    turns = f"<system>Be brief.\n<user>Hello\n<assistant>{text}\n<user>?\n<assistant>"
+    assert longer["usage"]["input_tokens"] == len(turns)
+
+
 def test_metadata_comes_back(openai_client: httpx.Client) -> None:
     body = {"model": BASE, "messages": MESSAGES, "max_tokens": 1, "metadata": {"run": "7"}, "user": "me"}
     assert openai_client.post("/chat/completions", json=body).json()["metadata"] == {"run": "7"}

@@ -9,7 +9,13 @@ from tests.wire.gateways import UNTRAINED, Gateway
 from tests.wire.training import BASE, new_session, run, trained_session, usage_of
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-ROUTES = [("GET", "/models"), ("GET", f"/models/{BASE}"), ("POST", "/completions"), ("POST", "/chat/completions")]
+ROUTES = [
+    ("GET", "/models"),
+    ("GET", f"/models/{BASE}"),
+    ("POST", "/completions"),
+    ("POST", "/chat/completions"),
+    ("POST", "/responses"),
+]
 
 
 def refused(response: httpx.Response, status: int, code: str, param: str | None = None) -> dict[str, Any]:
@@ -242,6 +248,38 @@ def test_a_bad_completion_is_refused_and_names_the_field(
     response = openai_client.post("/completions", json={"model": published, "prompt": "ab", **change})
     assert refused(response, 400, code, param)["type"] == "invalid_request_error"
     assert usage_of(client, published) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"input": []}, "invalid_request", "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "invalid_request",
+            "input[0].content[0].type",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "invalid_request", "tools"),
+        ({"previous_response_id": "resp_1"}, "invalid_request", "previous_response_id"),
+        ({"store": True}, "invalid_request", "store"),
+        ({"max_output_tokens": 0}, "invalid_request", "max_output_tokens"),
+        ({"max_output_tokens": 500}, "context_length_exceeded", "max_output_tokens"),
+        ({"input": "x" * 600}, "context_length_exceeded", "input"),
+        ({"temperature": 2.5}, "invalid_request", "temperature"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "objekt"}}}},
+            "invalid_grammar",
+            "text.format.schema",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "invalid_request", "text.format.schema"),
+        ({"truncation": "auto"}, "invalid_request", "truncation"),
+    ],
+    ids=str,
+)
+def test_a_bad_response_is_refused_and_names_the_field(
+    openai_client: httpx.Client, change: dict[str, Any], code: str, param: str
+) -> None:
+    refused(openai_client.post("/responses", json={"model": BASE, "input": "Hello", **change}), 400, code, param)
 
 
 def test_an_overlong_request_hears_both_numbers(openai_client: httpx.Client) -> None:

@@ -163,7 +163,7 @@ def test_many_streams_that_are_cut_are_billed_once_each(
         assert client.get(f"/sessions/{session}").json()["status"] == "running"
 
 
-@pytest.mark.parametrize("dialect", ["native", "openai"])
+@pytest.mark.parametrize("dialect", ["native", "openai", "responses", "streamed responses"])
 def test_a_client_that_leaves_without_its_answer_pays_for_what_was_produced_and_the_engine_stops(
     slow: tuple[Gateway, EngineProcess], dialect: str
 ) -> None:
@@ -175,9 +175,13 @@ def test_a_client_that_leaves_without_its_answer_pays_for_what_was_produced_and_
         caller, path, asked = (chat, "/completions", body)
         if dialect == "native":
             caller, path, asked = (client, f"/sessions/{session}/sample", sampling)
+        if "responses" in dialect:
+            streams = dialect.startswith("streamed")
+            asked = {"model": session, "input": "ab", "max_output_tokens": 400, "stream": streams, "seed": 11}
+            path = "/responses"
         before = engine_counts(engine)
         with pytest.raises(httpx.ReadTimeout):
-            caller.post(path, json=asked, timeout=8 * TOKEN_S)
+            leave_after(caller, path, asked, 8 * TOKEN_S)
         left = time.monotonic()
         usage = wait_for_usage(client, session, "sample")
         stopped = engine_counts(engine)
@@ -208,6 +212,15 @@ def test_a_call_with_a_key_runs_to_its_end_for_the_client_that_comes_back(
         assert again.status_code == 200, again.text
         assert again.json()["usage"]["sample"] == usage["sample"] == 12
         assert usage_of(client, session) == usage
+
+
+def leave_after(client: httpx.Client, path: str, body: dict[str, Any], patience_s: float) -> None:
+    """Ask, and leave in mid-answer. Raises ReadTimeout."""
+    left = time.monotonic() + patience_s
+    with client.stream("POST", path, json=body, timeout=patience_s) as response:
+        for _ in response.iter_lines():
+            if time.monotonic() > left:
+                raise httpx.ReadTimeout("enough")
 
 
 def engine_counts(engine: EngineProcess) -> tuple[int, ...]:

@@ -30,11 +30,23 @@ from gateway.wire.deps import (
 )
 from gateway.wire.metering import Call
 from gateway.wire.openai.chat_schemas import ChatCreate
-from gateway.wire.openai.constraints import engine_constraints
+from gateway.wire.openai.constraints import engine_constraints, engine_text_format
 from gateway.wire.openai.conversation import engine_messages, engine_tools, template_arguments
-from gateway.wire.openai.schemas import MAX_SEQUENCES, CompletionCreate, Prompt, SamplingCreate
+from gateway.wire.openai.response_schemas import ResponseCreate
+from gateway.wire.openai.sampling import (
+    best_of,
+    chat_limit,
+    check_generation,
+    check_sampling,
+    fitting,
+    generation,
+    samples_of,
+    sampling,
+)
+from gateway.wire.openai.schemas import CompletionCreate, Prompt, SamplingCreate
 from gateway.wire.targets import answer_headers, find_session, find_target, session_target
 
+RESPONSES = "responses"
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the older route
 
 
@@ -62,7 +74,7 @@ class Admitted:
     def can_stop(self) -> bool:
         """Whether an engine that is stopped in an answer of one piece can say how far each sequence came: with
         ``echo`` it returns no token ids."""
-        return self.body["return_token_ids"] or len(self.prompts) * self.samples == 1
+        return bool(self.body.get("return_token_ids")) or len(self.prompts) * self.samples == 1
 
     @property
     def headers(self) -> dict[str, str]:
@@ -93,7 +105,7 @@ class Admission:
         Raises:
             Invalid, NotFound, Conflict: see ``find_model`` and ``fitting``.
         """
-        limit, field = _limit(asked)
+        limit, field = chat_limit(asked)
         if asked.top_logprobs is not None and not asked.logprobs:
             raise Invalid("top_logprobs needs logprobs to be true", field="top_logprobs")
         if limit == 0:
@@ -131,7 +143,7 @@ class Admission:
             raise Invalid("max_tokens may be 0 only with echo, to score the prompt", field="max_tokens")
         if asked.echo and asked.return_token_ids:
             raise Invalid("return_token_ids is not available with echo", field="return_token_ids")
-        best_of = _best_of(asked)
+        kept = best_of(asked)
         target, session = await self.find_model(asked.model)
         constraints = await engine_constraints(self.grammars, asked, {})
         lengths = await self._prompt_lengths(target, asked.prompt)
@@ -142,12 +154,65 @@ class Admission:
             "prompt": asked.prompt[0] if len(asked.prompt) == 1 else asked.prompt,
             **constraints,
             "max_tokens": limit,
-            "logprobs": 0 if asked.logprobs is None and best_of is not None else asked.logprobs,
+            "logprobs": 0 if asked.logprobs is None and kept is not None else asked.logprobs,
             "echo": bool(asked.echo),
             "add_special_tokens": True,
         }
         admitted = self._admitted(asked, target, session, "completions", body, lengths, echo=bool(asked.echo))
         return replace(admitted, keep=asked.n or 1, show_logprobs=asked.logprobs is not None)
+
+    async def response(self, asked: ResponseCreate) -> Admitted:
+        """Admit a response.
+
+        Raises:
+            Invalid, NotFound, Conflict: see ``find_model`` and ``fitting``.
+        """
+        target, session = await self.find_model(asked.model)
+        turns = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+        turns += [
+            {"role": "system" if item.role == "developer" else item.role, "content": item.text} for item in asked.input
+        ]
+        text = await engine_text_format(self.grammars, asked)
+        length = len(await self.engines.tokenize(target, {"messages": turns}))
+        limit, field = asked.max_output_tokens, "max_output_tokens"
+        room = fitting(target, length, limit, prompt_field="input", limit_field=field)
+        limit = room if limit is None else limit
+        check_generation(asked, target)
+        self.allowance.check(Limit.TOKENS_OUT, limit, name=field)
+        body = {
+            "input": [{"type": "message", **turn} for turn in turns],
+            "max_output_tokens": limit,
+            "seed": asked.seed,
+            "text": text,
+            "store": False,
+            **generation(asked),
+        }
+        sample_id = new_sample_id()
+        return Admitted(
+            sample_id=sample_id,
+            model=asked.model,
+            target=target,
+            session_id=None if session is None else session.id,
+            route=RESPONSES,
+            body=body,
+            prompts=(length,),
+            samples=1,
+            scoring=False,
+            include_usage=True,
+            return_token_ids=False,
+            metadata=asked.metadata,
+            call=Call(
+                sample_id=sample_id,
+                principal=self.principal,
+                session=session,
+                target=target,
+                tag=self.tag,
+                prompt=length,
+                sampled=limit,
+                engine_prompt=length,
+                engine_sampled=limit,
+            ),
+        )
 
     async def find_model(self, model: str) -> tuple[Target, Session | None]:
         """Return what answers for ``model``: a base model, a live session by id or name, or ``group@n``.
@@ -193,8 +258,8 @@ class Admission:
         *,
         echo: bool,
     ) -> Admitted:
-        samples = _samples(asked)
-        _check(asked, target, len(lengths), samples)
+        samples = samples_of(asked)
+        check_sampling(asked, target, len(lengths), samples)
         field = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
         limit: int = body[field]
         self.allowance.check(Limit.PROMPTS, len(lengths), name="prompt")
@@ -210,7 +275,7 @@ class Admission:
             target=target,
             session_id=None if session is None else session.id,
             route=route,
-            body={**body, **_sampling(asked), "n": samples, "return_token_ids": not echo},
+            body={**body, **sampling(asked), "n": samples, "return_token_ids": not echo},
             prompts=tuple(lengths),
             samples=samples,
             scoring=scoring,
@@ -230,92 +295,6 @@ class Admission:
                 scoring=scoring,
             ),
         )
-
-
-def fitting(target: Target, prompt_tokens: int, limit: int | None, *, prompt_field: str, limit_field: str) -> int:
-    """Return how many tokens the context has left after a prompt.
-
-    Raises:
-        Invalid: ``context_length_exceeded``, with both numbers.
-    """
-    context = target.base.context_length
-    wanted = max(1, limit or 0)
-    if prompt_tokens + wanted > context:
-        raise Invalid(
-            f"this model's maximum context length is {context} tokens, but {prompt_tokens + wanted} were requested "
-            f"({prompt_tokens} in the prompt, {wanted} for the completion)",
-            code="context_length_exceeded",
-            field=limit_field if prompt_tokens < context else prompt_field,
-            details={"limit": context, "got": prompt_tokens + wanted},
-        )
-    return context - prompt_tokens
-
-
-def _limit(asked: ChatCreate) -> tuple[int | None, str]:
-    if asked.max_completion_tokens is not None:
-        if asked.max_tokens not in (None, asked.max_completion_tokens):
-            raise Invalid("max_tokens and max_completion_tokens differ", field="max_tokens")
-        return asked.max_completion_tokens, "max_completion_tokens"
-    return asked.max_tokens, "max_tokens"
-
-
-def _samples(asked: SamplingCreate) -> int:
-    """Return how many sequences are drawn for each prompt."""
-    return (asked.best_of if isinstance(asked, CompletionCreate) else None) or asked.n or 1
-
-
-def _best_of(asked: CompletionCreate) -> int | None:
-    """Return of how many the best are kept, if not all are."""
-    if asked.best_of is None or asked.best_of == (asked.n or 1):
-        return None
-    if asked.best_of < (asked.n or 1):
-        raise Invalid(f"best_of must be at least n, {asked.n or 1}", field="best_of")
-    if asked.stream:
-        raise Invalid("best_of is not available in a stream", field="best_of")
-    if asked.echo:
-        raise Invalid("best_of is not available with echo", field="best_of")
-    return asked.best_of
-
-
-def _check(asked: SamplingCreate, target: Target, prompts: int, samples: int) -> None:
-    base = target.base
-    check_tokens(asked.stop_token_ids or (), base, field="stop_token_ids")
-    check_tokens(sorted(asked.logit_bias or ()), base, field="logit_bias")
-    if asked.top_k == 0 or (asked.top_k or 0) > base.vocab_size:
-        raise Invalid(f"top_k must be -1 or 1 to {base.vocab_size}, got {asked.top_k}", field="top_k")
-    if prompts * samples > MAX_SEQUENCES:
-        raise Invalid(
-            f"prompts times n must be at most {MAX_SEQUENCES}, got {prompts * samples}",
-            field="n",
-            details={"limit": MAX_SEQUENCES, "got": prompts * samples},
-        )
-    if asked.temperature == 0 and samples > 1:
-        raise Invalid("n must be 1 at temperature 0: all choices would be equal", field="n")
-    if asked.stream_options is not None and not asked.stream:
-        raise Invalid("stream_options needs stream to be true", field="stream_options")
-    if asked.stream and asked.prompt_logprobs is not None:
-        raise Invalid("prompt_logprobs is not available in a stream", field="prompt_logprobs")
-
-
-def _sampling(asked: SamplingCreate) -> Mapping[str, Any]:
-    """Return every sampling field, so that no default of an engine or a model decides."""
-    return {
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
-        "top_k": -1 if asked.top_k is None else asked.top_k,
-        "min_p": 0.0 if asked.min_p is None else asked.min_p,
-        "presence_penalty": asked.presence_penalty or 0.0,
-        "frequency_penalty": asked.frequency_penalty or 0.0,
-        "repetition_penalty": 1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
-        "seed": asked.seed,
-        "stop": list(asked.stop or ()),
-        "logit_bias": {str(token): bias for token, bias in (asked.logit_bias or {}).items()} or None,
-        "prompt_logprobs": asked.prompt_logprobs,
-        "stop_token_ids": list(asked.stop_token_ids or ()),
-        "min_tokens": asked.min_tokens or 0,
-        "ignore_eos": bool(asked.ignore_eos),
-        "skip_special_tokens": True,
-    }
 
 
 def _admission(

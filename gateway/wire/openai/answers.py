@@ -1,24 +1,31 @@
 """Answers in one piece: ask, record what was consumed, then answer. An Idempotency-Key returns the first answer."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import orjson
 from fastapi import Depends, Response
 from pydantic import BaseModel
 
 from gateway.core.costs import cost_nanos
-from gateway.core.counts import counts_of
+from gateway.core.counts import counts_of, response_counts
 from gateway.core.errors import Invalid
 from gateway.core.ports import StoredSample
+from gateway.core.sampling import EngineAnswer, TokenCounts
 from gateway.wire.client_watch import ClientWatch, ClientWatchDep
 from gateway.wire.deps import FirstAnswersDep, IdempotencyKey
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
 from gateway.wire.metering import cost_headers, held, record
-from gateway.wire.openai.admission import Admission, AdmissionDep, Admitted
+from gateway.wire.openai.admission import RESPONSES, Admission, AdmissionDep, Admitted
 from gateway.wire.openai.chat_schemas import ChatCreate
+from gateway.wire.openai.chunks import ChoiceChunks
+from gateway.wire.openai.response_events import ResponseEvents, response_read, response_usage
+from gateway.wire.openai.response_schemas import ResponseCreate
 from gateway.wire.openai.schemas import CompletionCreate
 from gateway.wire.openai.streaming import streamed
 from gateway.wire.openai.translate import answer
+
+Asked = ChatCreate | CompletionCreate | ResponseCreate
 
 
 class Answerer:
@@ -32,12 +39,16 @@ class Answerer:
         self._first_answers = first_answers
         self._key = idempotency_key
 
-    async def answer(self, asked: ChatCreate | CompletionCreate) -> Response:
+    async def answer(self, asked: Asked) -> Response:
         """Raises Invalid, NotFound, Conflict, Unavailable."""
         if asked.stream:
             if self._key is not None:
                 raise Invalid("an Idempotency-Key is not available for streams", field="Idempotency-Key")
-            return await streamed(self._admission, await self._admit(asked))
+            admitted = await self._admit(asked)
+            reading = ResponseEvents if isinstance(asked, ResponseCreate) else ChoiceChunks
+            return await streamed(
+                self._admission, admitted, reading(admitted, int(self._admission.clock.now().timestamp()))
+            )
         project_id = self._admission.principal.project_id
         digest = _digest(asked)
         async with self._first_answers.turn(project_id, self._key):
@@ -47,12 +58,14 @@ class Answerer:
         headers, _, content = stored.partition(b"\n")
         return Response(content, media_type="application/json", headers=orjson.loads(headers))
 
-    async def _admit(self, asked: ChatCreate | CompletionCreate) -> Admitted:
+    async def _admit(self, asked: Asked) -> Admitted:
         match asked:
             case ChatCreate():
                 return await self._admission.chat(asked)
             case CompletionCreate():
                 return await self._admission.completion(asked)
+            case ResponseCreate():
+                return await self._admission.response(asked)
 
     async def _compute(self, admitted: Admitted, digest: str) -> bytes:
         """Return a line with the headers, then the body: what a repeated key answers with."""
@@ -62,13 +75,13 @@ class Answerer:
             self._client.watched(wanted_later=self._key is not None or not admitted.can_stop) as stop,
         ):
             answered = await admission.engines.complete(admitted.target, admitted.route, admitted.body, stop)
-            counts = counts_of(answered.document["usage"], engine=answered.engine, samples=admitted.samples)
+            counts = _counts(admitted, answered)
             if admitted.scoring:
                 counts = counts.without_sampled()
             now = admission.clock.now()
             facts = call.facts(counts, now)
             cost = cost_nanos(admission.prices, facts)
-            body = answer(admitted, answered.document, counts, cost, int(now.timestamp()))
+            body = _body(admitted, answered.document, counts, cost, int(now.timestamp()))
             headers = {**admitted.headers, **cost_headers(cost, notices)}
             content = orjson.dumps(headers) + b"\n" + orjson.dumps(body)
             async with admission.database.write() as unit:
@@ -80,6 +93,21 @@ class Answerer:
                     facts = call.facts(counts.unbilled(), now)
                 await record(unit, call, facts, at=now)
         return kept
+
+
+def _counts(admitted: Admitted, answered: EngineAnswer) -> TokenCounts:
+    if admitted.route == RESPONSES:
+        found = response_counts(answered.document, engine=answered.engine)
+        return found or TokenCounts(engine=answered.engine, prompt=0, cached=0, sampled=0)
+    return counts_of(answered.document["usage"], engine=answered.engine, samples=admitted.samples)
+
+
+def _body(
+    admitted: Admitted, document: Mapping[str, Any], counts: TokenCounts, cost: int, created: int
+) -> Mapping[str, Any]:
+    if admitted.route == RESPONSES:
+        return response_read(admitted, document, created, response_usage(counts, cost))
+    return answer(admitted, document, counts, cost, created)
 
 
 def _digest(asked: BaseModel) -> str:

@@ -8,6 +8,7 @@ import orjson
 from gateway.core.errors import Invalid
 from gateway.core.ports import Constraint, Grammars
 from gateway.wire.openai.chat_schemas import ChatCreate
+from gateway.wire.openai.response_schemas import ResponseCreate
 from gateway.wire.openai.schemas import SamplingCreate, StructuredOutputs
 
 MAX_SCHEMA_BYTES = 65536
@@ -50,6 +51,24 @@ async def engine_constraints(grammars: Grammars, asked: SamplingCreate, tools: M
             "json_schema": {"name": schema.name, "schema": schema.json_schema},
         }
     }
+
+
+async def engine_text_format(grammars: Grammars, asked: ResponseCreate) -> dict[str, Any] | None:
+    """Return the engine's ``text`` of a response.
+
+    Raises:
+        Invalid: ``invalid_grammar``; a schema without its type, or the other way round.
+    """
+    wanted = None if asked.text is None else asked.text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise Invalid("type json_schema, and no other, has a schema", field="text.format.schema")
+    if wanted.json_schema is None:
+        return {"format": {"type": "json_object"}}
+    await _schema(grammars, wanted.json_schema, "text.format.schema")
+    name = wanted.name or "answer"
+    return {"format": {"type": "json_schema", "name": name, "schema": wanted.json_schema}}
 
 
 async def _structured(grammars: Grammars, outputs: StructuredOutputs) -> dict[str, Any]:

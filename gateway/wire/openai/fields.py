@@ -54,6 +54,7 @@ REFUSED: Mapping[str, str] = {
     "tool_choice": "tools are for chat completions",
     "tools": "tools are for chat completions",
     "parallel_tool_calls": "tools are for chat completions",
+    "top_logprobs": "ask chat completions for log-probabilities",
     "verbosity": "OpenAI's own",
     "web_search_options": "tools run at the client",
 }

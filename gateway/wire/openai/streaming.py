@@ -7,36 +7,47 @@ failure in mid-stream is a last frame ``data: {"error": ...}``, without ``[DONE]
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any, Protocol
 
 import anyio
-import orjson
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.costs import cost_nanos
-from gateway.core.counts import StreamCounts
+from gateway.core.counts import Counting
 from gateway.core.errors import GatewayError, Unavailable
-from gateway.core.sampling import EngineAnswer, TokenCounts
+from gateway.core.sampling import TokenCounts
 from gateway.wire.metering import give_up, hold, record, warning_headers
 from gateway.wire.openai.admission import Admission, Admitted
-from gateway.wire.openai.errors import error_body
 from gateway.wire.openai.pump import Pump
-from gateway.wire.openai.translate import chunk_choice, envelope, usage
 
 PING_S = 15
-DONE = ServerSentEvent(data="[DONE]", sep="\n")
 
 
-async def streamed(admission: Admission, admitted: Admitted) -> EventSourceResponse:
+class Reading(Protocol):
+    """What a route makes of an engine's chunks."""
+
+    @property
+    def counts(self) -> Counting: ...
+
+    def frames(self, chunk: Mapping[str, Any]) -> Iterable[ServerSentEvent]: ...
+
+    def end(self, counts: TokenCounts | None, cost_nanos: int) -> Iterable[ServerSentEvent]:
+        """Return what follows the last chunk once the usage is stored."""
+        ...
+
+    def failure(self, error: GatewayError) -> ServerSentEvent: ...
+
+
+async def streamed(admission: Admission, admitted: Admitted, reading: Reading) -> EventSourceResponse:
     """Return the response; a refusal before the first chunk is an ordinary error.
 
     Raises:
         OutOfBudget, Invalid, Unavailable: there is no money left; the engine refused or is away.
     """
     notices = await hold(admission.database, admitted.call)
-    stream = Stream(admission, admitted)
+    stream = Stream(admission, admitted, reading)
     frames = stream.frames()
     try:
         first = await anext(frames)
@@ -74,64 +85,52 @@ async def _after(first: ServerSentEvent, rest: AsyncGenerator[ServerSentEvent]) 
 class Stream:
     """One streamed answer: from the engine's chunks to frames and, once, to usage."""
 
-    def __init__(self, admission: Admission, admitted: Admitted) -> None:
+    def __init__(self, admission: Admission, admitted: Admitted, reading: Reading) -> None:
         self._admission = admission
         self._admitted = admitted
-        self._counts = StreamCounts(admitted.prompts, admitted.samples)
+        self._reading = reading
         self._recorded = False
 
     async def frames(self) -> AsyncGenerator[ServerSentEvent]:
         """Yield the frames. However this ends, the engine has stopped and what it did is recorded."""
         admission, admitted, stop = self._admission, self._admitted, asyncio.Event()
-        shared = envelope(admitted, int(admission.clock.now().timestamp()), chunk=True)
-        if admitted.include_usage:
-            shared["usage"] = None
+        reading, counting = self._reading, self._reading.counts
         upstream = admission.engines.stream(admitted.target, admitted.route, {**admitted.body, "stream": True}, stop)
-        pump = Pump(upstream, stop, self._observe)
-        seen: set[int] = set()
+        pump = Pump(upstream, stop, lambda answer: counting.observe(answer.engine, answer.document))
         held: list[ServerSentEvent] = []
         started = False
         try:
             async for chunk in pump.chunks():
-                for choice in chunk.get("choices") or ():
-                    first = choice["index"] not in seen
-                    seen.add(choice["index"])
-                    rendered = _frame({**shared, "choices": [chunk_choice(admitted, choice, first=first)]})
-                    if self._counts.ended:
-                        held.append(rendered)
+                for frame in reading.frames(chunk):
+                    if counting.ended:
+                        held.append(frame)
                         continue
                     started = True
-                    yield rendered
-            if not self._counts.ended:
+                    yield frame
+            if not counting.ended:
                 raise Unavailable("the engine ended the stream too early", code="engine_aborted")
             counts, cost = await self._record(billed=True)
             started = True
-            for frame in held:
+            for frame in (*held, *reading.end(counts, cost)):
                 yield frame
-            if admitted.include_usage and counts is not None:
-                yield _frame({**shared, "choices": [], "usage": usage(counts, cost)})
-            yield DONE
         except GatewayError as error:
             with anyio.CancelScope(shield=True):
                 await pump.finish()
                 await self._record(billed=started)  # a client that gets nothing but an error pays nothing
             if not started:
                 raise
-            yield _frame(error_body(error))
+            yield reading.failure(error)
         finally:
             with anyio.CancelScope(shield=True):
                 await pump.finish()
                 await self._record(billed=True)
-
-    def _observe(self, answer: EngineAnswer) -> None:
-        self._counts.observe(answer.engine, answer.document)
 
     async def _record(self, *, billed: bool) -> tuple[TokenCounts | None, int]:
         """Record what was consumed, the first time that this is called; return it with its price.
 
         Shielded: a client that leaves while the end of its stream is being stored would otherwise not be billed.
         """
-        counts = self._counts.counts()
+        counts = self._reading.counts.counts()
         if self._recorded:
             return counts, 0
         self._recorded = True
@@ -140,7 +139,7 @@ class Stream:
             with anyio.CancelScope(shield=True):
                 await give_up(database, call, refused=False)
             return None, 0
-        if self._admitted.scoring:
+        if call.scoring:
             counts = counts.without_sampled()
         now = self._admission.clock.now()
         facts = call.facts(counts if billed else counts.unbilled(), now)
@@ -148,7 +147,3 @@ class Stream:
             async with database.write() as unit:
                 await record(unit, call, facts, at=now)
         return counts, cost_nanos(self._admission.prices, facts)
-
-
-def _frame(document: Mapping[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(data=orjson.dumps(document).decode(), sep="\n")
