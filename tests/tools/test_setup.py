@@ -130,7 +130,7 @@ def test_missing_system_packages_are_named_with_the_command_and_fail_only_in_ci(
     assert answer.returncode == status
     assert "docker-compose       needed for compose.yaml" in answer.stderr
     assert "sudo apt-get install" in answer.stderr
-    assert "nodejs docker-compose strace" in answer.stderr
+    assert "nodejs npm docker-compose strace" in answer.stderr
 
 
 def test_make_alone_lists_every_target() -> None:
