@@ -87,6 +87,7 @@ PLAIN = frozenset(
         "file",
         "grammar",
         "id",
+        "instructions",
         "json_schema",
         "metadata",
         "model_package_group",
