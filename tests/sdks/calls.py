@@ -108,7 +108,14 @@ OTHERS = [
     Call(
         "a response, streamed",
         "responses.create",
-        {"model": MODEL, "input": TURNS[1:], "instructions": "Be brief.", "max_output_tokens": 8, "stream": True},
+        {
+            "model": MODEL,
+            "input": TURNS[1:],
+            "instructions": "Be brief.",
+            "max_output_tokens": 8,
+            "seed": 7,
+            "stream": True,
+        },
     ),
     Call(
         "a response of a form",
@@ -117,6 +124,7 @@ OTHERS = [
             "model": MODEL,
             "input": "Is it?",
             "max_output_tokens": 30,
+            "seed": 7,
             "text": {"format": {"type": "json_schema", "name": "ok", "schema": SCHEMA}},
         },
     ),

@@ -77,15 +77,15 @@ def in_python(client: openai.OpenAI, call: Call, model: str) -> Any:
     try:
         match body:
             case None:
-                return {"data": [card.model_dump() for card in getattr(resource, verb)()]}
+                return {"data": [card.model_dump(by_alias=True) for card in getattr(resource, verb)()]}
             case str():
-                return getattr(resource, verb)(body).model_dump()
+                return getattr(resource, verb)(body).model_dump(by_alias=True)
             case _:
                 extra = {name: body.pop(name) for name in BESIDE if name in body}
                 answer = getattr(resource, verb)(**body, extra_body=extra)
                 if body.get("stream"):
-                    return [chunk.model_dump(exclude_unset=True) for chunk in answer]
-                return answer.model_dump(exclude_unset=True)
+                    return [chunk.model_dump(exclude_unset=True, by_alias=True) for chunk in answer]
+                return answer.model_dump(exclude_unset=True, by_alias=True)
     except openai.APIStatusError as error:
         return {"status": error.status_code, "code": error.code, "param": error.param}
 
