@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -12,7 +12,8 @@ import pytest
 
 from gateway.core.scripted import read_fingerprint
 from gateway.engines.launch import launch_scripted
-from gateway.engines.scripted_model import Draw, draw
+from gateway.engines.scripted_answers import chat_prompt
+from gateway.engines.scripted_model import Draw, draw, encode
 from tests.engines.fixtures import EngineProcess, endpoint_of, running_engine, scripted_spec
 from tests.wire.gateways import Gateway, running_gateway
 from tests.wire.training import BASE, trained_session, usage_of
@@ -42,7 +43,12 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, En
 
 
 def long_stream(gateway: Gateway, client: httpx.Client, session: str) -> dict[str, Any]:
-    """Return a request whose answer is long: the scripted engine ends a sequence at any token with 1 in 64."""
+    """Return a request whose answer is long."""
+    return {"model": session, **BODY, "seed": long_seed(gateway, client, session, encode(BODY["prompt"]))}
+
+
+def long_seed(gateway: Gateway, client: httpx.Client, session: str, prompt: Sequence[int]) -> int:
+    """Return the seed of the longest answer: the scripted engine ends a sequence at any token with 1 in 64."""
     version = client.get(f"/model_packages/{session}/1").json()["id"]
     (directory,) = gateway.settings.artifact_dir.glob(f"{version}*")
     fingerprint = read_fingerprint(directory)
@@ -50,7 +56,7 @@ def long_stream(gateway: Gateway, client: httpx.Client, session: str) -> dict[st
     def length(seed: int) -> int:
         one = Draw(
             fingerprint=fingerprint,
-            prompt=tuple(BODY["prompt"].encode()),
+            prompt=tuple(prompt),
             max_tokens=BODY["max_tokens"],
             seed=seed,
             greedy=False,
@@ -60,7 +66,7 @@ def long_stream(gateway: Gateway, client: httpx.Client, session: str) -> dict[st
         )
         return sum(1 for _ in draw(one))
 
-    return {"model": session, **BODY, "seed": max(range(64), key=length)}
+    return max(range(64), key=length)
 
 
 def wait_for_usage(client: httpx.Client, session: str, meter: str, timeout_s: float = 10.0) -> dict[str, int]:
@@ -177,7 +183,8 @@ def test_a_client_that_leaves_without_its_answer_pays_for_what_was_produced_and_
             caller, path, asked = (client, f"/sessions/{session}/sample", sampling)
         if "responses" in dialect:
             streams = dialect.startswith("streamed")
-            asked = {"model": session, "input": "ab", "max_output_tokens": 400, "stream": streams, "seed": 11}
+            seed = long_seed(gateway, client, session, chat_prompt([{"role": "user", "content": "ab"}]))
+            asked = {"model": session, "input": "ab", "max_output_tokens": 400, "stream": streams, "seed": seed}
             path = "/responses"
         before = engine_counts(engine)
         with pytest.raises(httpx.ReadTimeout):
