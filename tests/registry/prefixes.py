@@ -46,6 +46,7 @@ def cold_engine(adapters: Mapping[str, Path], *, base: Path, rank: int, log: Pat
     )
     launch = launch_version(spec)
     more: Sequence[str] = [f"{name}={path}" for name, path in others]
-    command = (*launch.command, *more, "--no-enable-prefix-caching")
+    end = launch.command.index("--lora-modules") + 2
+    command = (*launch.command[:end], *more, *launch.command[end:], "--no-enable-prefix-caching")
     with running_engine(Launch(command=command, environment=launch.environment), f"http://127.0.0.1:{port}", log):
         yield f"http://127.0.0.1:{port}"
