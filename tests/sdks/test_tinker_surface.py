@@ -10,10 +10,7 @@ PAGE = ROOT / "docs" / "clients" / "tinker.md"
 
 CONSOLE = NotApplicable("a text that the SDK builds, of a console that is not this server's")
 NO_ANSWER = "test_what_has_no_answer_here_is_refused_for_good"
-NO_COPY = Refused(
-    "a checkpoint stays with its model; any session of the project loads it by its path",
-    NO_ANSWER,
-)
+COPY = Works("test_a_checkpoint_is_copied_into_a_run_that_cannot_be_trained_on")
 NO_AUDIT = Refused("what happened to a version is in its group's history", NO_ANSWER)
 STEP = Works("test_a_step_is_pipelined_and_its_outputs_are_in_order")
 STATE = Works("test_a_state_is_loaded_into_the_same_and_into_a_new_model")
@@ -26,7 +23,7 @@ OPENED = Works("test_a_session_lists_what_it_opened")
 
 VERDICTS: dict[str, Verdict] = {
     "ServiceClient.close": Works("test_a_finished_program_is_told_to_stop"),
-    "ServiceClient.copy_weights": NO_COPY,
+    "ServiceClient.copy_weights": COPY,
     "ServiceClient.create_custom_loss": Works("test_a_traced_loss_is_evaluated_on_the_client"),
     "ServiceClient.create_lora_training_client": Works("test_a_model_is_described_as_it_was_asked_for"),
     "ServiceClient.create_rest_client": RUN,
@@ -62,7 +59,7 @@ VERDICTS: dict[str, Verdict] = {
     "SamplingClient.on_queue_state_change": NotApplicable("the SDK's own log"),
     "SamplingClient.sample": SAMPLER,
     "RestClient.assign_session_project": Refused("a session stays in the project of its key", NO_ANSWER),
-    "RestClient.copy_weights": NO_COPY,
+    "RestClient.copy_weights": COPY,
     "RestClient.delete_checkpoint": UPKEEP,
     "RestClient.delete_checkpoint_from_tinker_path": UPKEEP,
     "RestClient.export_session_trace": Refused("this server keeps no traces", NO_ANSWER),

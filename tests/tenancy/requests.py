@@ -47,6 +47,8 @@ IDS: Mapping[tuple[str, str], tuple[str, ...]] = {
     (TINKER, "path"): ("state_path",),
     (TINKER, "tinker_path"): ("state_path", "sampler_path"),
     (TINKER, "project_id"): ("project",),
+    (TINKER, "source_path"): ("state_path", "sampler_path"),
+    (TINKER, "destination_project_id"): ("project",),
 }
 """Which names are ids, of what. The first kind is what a well-formed request has."""
 

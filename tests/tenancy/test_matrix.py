@@ -28,7 +28,6 @@ from tests.wire.gateways import Gateway, running_gateway
 
 CONTROLS: Mapping[str, int] = {
     "DELETE /training/v1/model_packages/{group}/{reference}": 409,  # an alias protects it
-    "POST /tinker/api/v1/copy_weights": 400,
     "GET /tinker/api/v1/training_runs/{run_id}/checkpoints/{space}/{name}/archive": 400,  # a state stays here
     "POST /tinker/api/v1/sessions/search": 400,
     "GET /tinker/api/v1/audit": 400,

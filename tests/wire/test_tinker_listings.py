@@ -1,7 +1,6 @@
-"""The Tinker SDK's REST client and its command line: runs, checkpoints, their upkeep, and what was consumed."""
+"""The Tinker SDK's REST client: runs, checkpoints, their upkeep, and what was consumed."""
 
 import io
-import json
 import tarfile
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -10,9 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import tinker
-from click.testing import CliRunner
 from tinker import types
-from tinker.cli.__main__ import main_cli
 
 from gateway.core.scripted import SCRIPTED_NAME
 from tests.wire.gateways import Gateway
@@ -168,28 +165,37 @@ def test_usage_is_what_the_ledger_says(gateway: Gateway, rest: tinker.RestClient
     assert usage.sessions[model].user_metadata == METADATA
 
 
-def invoke(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
-    monkeypatch.setenv("TINKER_BASE_URL", f"{gateway.url}/tinker")
-    monkeypatch.setenv("TINKER_API_KEY", gateway.keys.owner)
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    done = CliRunner().invoke(main_cli, ["-f", "json", *arguments])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout[done.stdout.index("{") :]) if "{" in done.stdout else done.stdout
-
-
-def test_the_command_line_lists_describes_and_deletes(
-    gateway: Gateway, model: str, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_is_copied_into_a_run_that_cannot_be_trained_on(
+    gateway: Gateway, rest: tinker.RestClient, model: str
 ) -> None:
-    runs = json.dumps(invoke(gateway, monkeypatch, "run", "list"))
-    assert model in runs
-    path = f"tinker://{model}/sampler_weights/adapter"
-    assert path in json.dumps(invoke(gateway, monkeypatch, "checkpoint", "list"))
-    assert path in json.dumps(invoke(gateway, monkeypatch, "checkpoint", "info", path))
-    assert "scripted" in json.dumps(invoke(gateway, monkeypatch, "model", "list"))
-    invoke(gateway, monkeypatch, "checkpoint", "set-ttl", path, "--ttl", "7200")
-    invoke(gateway, monkeypatch, "checkpoint", "publish", path)
-    invoke(gateway, monkeypatch, "checkpoint", "delete", "-y", path)
-    assert path not in json.dumps(invoke(gateway, monkeypatch, "checkpoint", "list", "--run-id", model))
+    project = gateway.in_unit(lambda unit: unit.keys.ensure_project("mine"))
+
+    def loss(client: tinker.TrainingClient) -> float:
+        return client.forward([datum()], "cross_entropy").result().metrics["loss:sum"]
+
+    for space, name in (("weights", "state"), ("external_weights", "adapter")):
+        path = f"tinker://{model}/{space}/{name}"
+        copy = rest.copy_weights(path, project, ttl_seconds=3600).result()
+        run = copy.split("/")[2]
+        assert copy == f"tinker://{run}/{space}/{name}"
+        assert run != model
+        kept = rest.list_checkpoints(run).result().checkpoints
+        assert [each.tinker_path for each in kept] == [copy]
+        assert kept[0].expires_at is not None
+        with gateway.client() as native:
+            session = native.get(f"/sessions/{run}").json()
+        assert session["status"] == "stopped"
+    with tinker_service(gateway) as service:
+        copy = rest.copy_weights(f"tinker://{model}/weights/state", project).result()
+        both = [
+            service.create_training_client_from_state_with_optimizer(each).result()
+            for each in (f"tinker://{model}/weights/state", copy)
+        ]
+        assert loss(both[0]) == loss(both[1])
+    with pytest.raises(tinker.PermissionDeniedError, match="another project"):
+        rest.copy_weights(copy, "other").result()
+    with pytest.raises(tinker.NotFoundError):
+        rest.copy_weights(f"tinker://{model}/weights/nothing", project).result()
 
 
 def test_stored_bytes_are_counted(rest: tinker.RestClient, model: str) -> None:
@@ -205,7 +211,6 @@ def test_what_has_no_answer_here_is_refused_for_good(rest: tinker.RestClient, mo
         lambda: rest.get_audit_log().result(),
         lambda: rest.assign_session_project(session, "other").result(),
         lambda: rest.export_session_trace(session).result(),
-        lambda: rest.copy_weights(f"tinker://{model}/weights/state", destination_project_id="other").result(),
     ]
     for call in refused:
         with pytest.raises((tinker.TinkerError, RuntimeError), match=r"not offered|keeps no traces|project|stays"):

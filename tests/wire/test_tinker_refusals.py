@@ -281,3 +281,21 @@ def test_the_last_prompt_positions_alone_are_scored_when_asked_so(raw: httpx.Cli
     scores = struct.unpack("<3f", answer.prompt_logprobs)
     assert [math.isnan(score) for score in scores] == [True, True, False]
     assert struct.unpack("<6f", answer.topk_prompt_logprobs.logprobs)[:4] == (-99999.0,) * 4
+
+
+def test_a_copy_that_is_asked_for_again_is_the_same_copy(gateway: Gateway, raw: httpx.Client) -> None:
+    model = new_model(raw)
+    saved = ok(raw.post("/save_weights", json={"model_id": model, "seq_id": 1, "path": "once"}))
+    path = result(raw, saved).json()["path"]
+    body = {
+        "source_path": path,
+        "destination_project_id": gateway.in_unit(lambda unit: unit.keys.ensure_project("mine")),
+    }
+    key = {"X-Idempotency-Key": f"copy-{model}"}
+    copies = [ok(raw.post("/copy_weights", json=body, headers=key))["tinker_path"] for _ in range(2)]
+    assert copies[0] == copies[1] != path
+    assert ok(raw.post("/copy_weights", json=body))["tinker_path"] not in copies
+    other = raw.post("/copy_weights", json={**body, "ttl_seconds": 7200}, headers=key)
+    assert (other.status_code, other.json()["code"]) == (400, "idempotency_key_reused")
+    token = raw.post("/copy_weights", json={**body, "weights_access_token": "x"})
+    assert (token.status_code, token.json()["field"]) == (400, "weights_access_token")

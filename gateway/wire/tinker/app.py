@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 
 from gateway.wire import downloads
-from gateway.wire.tinker import checkpoints, errors, futures, runs, sampling, service, training, usage, weights
+from gateway.wire.tinker import checkpoints, copies, errors, futures, runs, sampling, service, training, usage, weights
 
 
 def create_tinker_app() -> FastAPI:
@@ -27,6 +27,7 @@ def create_tinker_app() -> FastAPI:
         sampling.router,
         futures.router,
         checkpoints.router,
+        copies.router,
         runs.router,
         usage.router,
         downloads.router,

@@ -182,16 +182,6 @@ def _base(request: Request) -> str:
     return f"{mounted_at(request)}/api/v1"
 
 
-@router.post("/copy_weights")
-async def copy_weights(principal: TrainCaller) -> None:
-    """A checkpoint stays with the model that saved it."""
-    raise Invalid(
-        "copy_weights is not offered here: any session of the project can load a checkpoint by its path, and an "
-        "expiry can be lifted with the checkpoint's ttl",
-        code="unsupported_route",
-    )
-
-
 async def _of_run(unit: UnitOfWork, project_id: ProjectId, run_id: str, space: str, name: str) -> Version:
     version = await find_version(unit, project_id, f"tinker://{run_id}/{space}/{name}", field="checkpoint_id")
     if version.deleted_at is not None:

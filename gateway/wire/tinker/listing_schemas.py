@@ -82,6 +82,21 @@ class TtlAsked(Asked):
     ttl_seconds: Annotated[int, Field(ge=3600, le=315_360_000)] | None
 
 
+class CopyAsked(Asked):
+    """Copy a checkpoint."""
+
+    source_path: str
+    destination_project_id: str
+    ttl_seconds: int | None = None
+    weights_access_token: str | None = None
+
+
+class CopyTold(Told):
+    """Where a copy is."""
+
+    tinker_path: str
+
+
 class WeightsInfoAsked(Asked):
     """Describe a checkpoint."""
 
