@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often to strike.")]
 Seed = Annotated[int, typer.Option(min=0, help="Decides everything that is random.")]
 Database = Annotated[str, typer.Option(help="sqlite or postgres.")]
-Engine = Annotated[str, typer.Option(help="scripted, or vllm: the real engine and programs started from cold.")]
+Engine = Annotated[str, typer.Option(help="scripted, or vllm: the real engine, always from cold.")]
 Cold = Annotated[bool, typer.Option(help="Start programs as operators do, not forked from a warm parent.")]
 Work = Annotated[Path, typer.Option(help="Where histories, logs and data of a failed run stay.")]
 
@@ -26,7 +26,7 @@ Work = Annotated[Path, typer.Option(help="Where histories, logs and data of a fa
 def _options(database: str, seed: int, engine: str, cold: bool, work: Path) -> Options:
     if database not in ("sqlite", "postgres") or engine not in ("scripted", "vllm"):
         raise typer.BadParameter("DB is sqlite or postgres, ENGINE is scripted or vllm")
-    return Options(database=database, seed=seed, vllm=engine == "vllm", cold=cold or engine == "vllm", work=work)
+    return Options(database=database, seed=seed, vllm=engine == "vllm", cold=cold, work=work)
 
 
 def _end(console: Console, verdict: Verdict) -> None:
@@ -106,5 +106,6 @@ def recovering(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # leave nothing behind
     app()

@@ -34,15 +34,26 @@ class Driver:
     """Runs one plan against one address.
 
     ``final`` counts operations whose result is known; ``calm`` is set by whoever strikes, when the strikes are over.
+    ``excused`` says until when (monotonic) nobody could expect an answer: patience begins there.
     """
 
-    def __init__(self, *, url: str, key: str, base_model: str, history: History, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        url: str,
+        key: str,
+        base_model: str,
+        history: History,
+        seed: int,
+        excused: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.final = 0
         self.calm = asyncio.Event()
         self.base_model = base_model
         self._url = url
         self._headers = {"Authorization": f"Bearer {key}"}
         self._history = history
+        self._excused = excused
         self._rng = random.Random(seed)
         self._started = time.monotonic()
 
@@ -100,7 +111,7 @@ class Driver:
                     return None
                 else:
                     self._record(Kind.UNKNOWN, call, subject, seq, f"{response.status_code} {response.text[:300]}")
-            if time.monotonic() - max(began, alive_at() if alive_at else 0.0) > STUCK_S:
+            if time.monotonic() - max(began, alive_at() if alive_at else 0.0, self._excused()) > STUCK_S:
                 raise Stuck(f"{subject}/{seq}: {call.value} has had no answer for {STUCK_S:g} s")
             await asyncio.sleep(self._rng.uniform(*_PAUSE_S))
 

@@ -76,6 +76,7 @@ async def run_plan(
                 base_model=setting.name,
                 history=history,
                 seed=plan.seed,
+                excused=lambda: stack.engine_away_at,
             )
             striker = Striker(stack, driver)
             striking = asyncio.create_task(striker.run(plan.strikes), name="striker")

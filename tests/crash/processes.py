@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,7 +35,8 @@ from tests.postgres import PostgresServer, find_binaries, start_postgres, stop_p
 from tests.stack import free_port
 
 RESTART_S = 0.1
-READY_S = 240.0
+READY_S = 600.0  # a vLLM on a machine that has much else to do
+_WATCH_S = 0.5
 MODEL = "tiny"
 
 
@@ -82,6 +84,7 @@ class Stack:
         self.key = ""
         self.members: dict[str, Member] = {}
         self.orphans: list[str] = []
+        self.engine_away_at = 0.0  # when (monotonic) the engine was last seen starting
         self._launcher = launcher
         self._cold = cold
         self._environment: dict[str, str] = {}
@@ -208,6 +211,21 @@ class Stack:
                             break
                     await asyncio.sleep(0.02)
 
+    async def watch(self) -> None:
+        """Note while the engine does not answer, for ever. One that stays away for ``READY_S`` is not starting."""
+        began: float | None = None
+        async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
+            while True:
+                now = time.monotonic()
+                try:
+                    away = (await client.get(f"{self.engine_url}/health")).status_code != 200
+                except httpx.TransportError:
+                    away = True
+                began = (began or now) if away else None
+                if began is not None and now - began < READY_S:
+                    self.engine_away_at = now
+                await asyncio.sleep(_WATCH_S)
+
     def stop(self) -> None:
         """Kill everything but the database."""
         for member in self.members.values():
@@ -299,18 +317,17 @@ async def running(setting: Setting, launcher: Launcher | None = None) -> AsyncIt
     cold = ColdLauncher()
     chosen = launcher or (WarmLauncher(setting.directory / "warm.log") if setting.warm else cold)
     stack = Stack(setting, chosen, cold)
-    keeper: asyncio.Task[None] | None = None
+    beside: list[asyncio.Task[None]] = []
     try:
         await stack.prepare()
         stack.start_all()
-        keeper = asyncio.create_task(stack.keep(), name="keeper")
+        beside = [asyncio.create_task(task, name=task.__name__) for task in (stack.keep(), stack.watch())]
         await stack.until_ready()
         yield stack
     finally:
-        if keeper is not None:
-            keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeper
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         stack.stop()
         if stack.postgres is not None:
             stop_postgres(stack.postgres)

@@ -20,6 +20,7 @@ from tests.crash.suites.common import Episode, Options, Tally, run_episodes, sum
 
 ROUNDS_PER_EPISODE = 20
 OPERATIONS_PER_ROUND = 12
+OPERATIONS_PER_REAL_ROUND = 6  # a kill of a vLLM costs as much time as a hundred operations
 OPERATIONS_PER_EPISODE = 240  # four sessions of 60: beyond that float32 drifts from the float64 reference
 SESSIONS = 4
 _TMPFS_BYTES = 64 * 1024 * 1024
@@ -37,7 +38,7 @@ def crash(rounds: int, options: Options, console: Console) -> Verdict:
         size = sizes[seed - options.seed]
         plan = draw_plan(
             seed,
-            operations=OPERATIONS_PER_ROUND * size,
+            operations=(OPERATIONS_PER_REAL_ROUND if options.vllm else OPERATIONS_PER_ROUND) * size,
             sessions=SESSIONS,
             strikes=size,
             vocab_size=options.vocab_size,
