@@ -5,6 +5,7 @@ an unknown encoding, NaN and Infinity (but where a dialect writes them), numbers
 UTF-8, lone surrogates, NUL in a string, nesting deeper than 1024.
 """
 
+import asyncio
 import io
 import json
 import math
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.core.errors import Invalid
+from gateway.wire import pieces
 
 _JSON = "application/json"
 _MAX_EXPLAINED = 1024 * 1024  # a body that is not JSON and longer than that is only told the byte
@@ -53,7 +55,16 @@ class StrictRequest(Request):
             BodyTooLarge, Invalid: see the module.
         """
         self.received = await self._read()
-        raw = decompress(self.received, self.headers.get("content-encoding"), limit=self._max_bytes)
+        encoding = self.headers.get("content-encoding")
+        if encoding is None and len(self.received) < pieces.LARGE_BYTES:
+            self._take(self.received)
+        else:
+            await asyncio.to_thread(self._decode, encoding)
+
+    def _decode(self, encoding: str | None) -> None:
+        self._take(decompress(self.received, encoding, limit=self._max_bytes))
+
+    def _take(self, raw: bytes) -> None:
         self._body = raw
         if raw and self._media_types is not None:
             content_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -133,7 +144,7 @@ def parse_json(raw: bytes, *, constants: bool = False) -> Any:
         Invalid: not strict JSON in UTF-8, or a string with NUL (the field is named).
     """
     try:
-        document = orjson.loads(raw)
+        document = pieces.loads(raw)
     except orjson.JSONDecodeError as error:
         if not constants or not (b"NaN" in raw or b"Infinity" in raw):
             if (path := _path_of_infinity(raw)) is not None:
