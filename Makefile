@@ -18,9 +18,9 @@ ENGINE ?= scripted
 MODEL ?= tiny
 CRASH = $(BIN)/python -m tests.crash
 
-# The ledger's benches: calls on the scripted engine and on vLLM, kills of the gateway, races for a budget.
+# The ledger's benches: calls, how many of them on vLLM (half), kills of the gateway, races for a budget.
 CALLS ?= 1000
-REAL ?= 0
+REAL ?=
 KILLS ?= 10
 RACES ?= 300
 
@@ -55,8 +55,8 @@ bench-store: setup ## Measure group commit with slow fsyncs (needs strace)
 bench-waiters: setup ## Submit while 2,000 clients wait for operations: WAITERS=2000 DB=sqlite|postgres
 	@$(BIN)/python -m tests.bench.waiters --waiters $(or $(WAITERS),2000) --database $(DB)
 
-bench-ledger: setup ## Find every token that an engine counted in the ledger: CALLS=1000 REAL=0 KILLS=10 SEED=1
-	@$(BIN)/python -m tests.bench.ledger --calls $(CALLS) --real $(REAL) --kills $(KILLS) --seed $(SEED)
+bench-ledger: setup ## Find every token that an engine counted in the ledger: CALLS=1000 REAL=500 KILLS=10 SEED=1
+	@$(BIN)/python -m tests.bench.ledger --calls $(CALLS) $(if $(REAL),--real $(REAL)) --kills $(KILLS) --seed $(SEED)
 
 bench-budgets: setup ## Race for budgets through two gateways: RACES=300 SEED=1 DB=sqlite|postgres
 	@$(BIN)/python -m tests.bench.budgets --races $(RACES) --database $(DB) --seed $(SEED)

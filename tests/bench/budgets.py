@@ -21,7 +21,7 @@ from sqlalchemy import text
 
 from billing.database import reading
 from billing.reconcile import run as reconcile
-from tests.bench.killable import Killable, Place, scripted_place
+from tests.bench.killable import Killable, Place, open_calls, scripted_place
 
 PROCESSES = 4
 SERVED = 3  # requests that a budget covers
@@ -134,8 +134,7 @@ def orphans(place: Place, gateways: list[Killable]) -> int:
         gateways[1].kill()
     url, deadline = place.settings.resolved_database_url, time.monotonic() + ORPHANS_S
     while True:
-        with reading(url) as connection:
-            left = connection.execute(text("SELECT count(*) FROM holds WHERE owner IS NOT NULL")).scalar_one()
+        left = open_calls(url)
         if not left or time.monotonic() > deadline:
             print(f"  {left} holds left {ORPHANS_S - (deadline - time.monotonic()):.0f} s after the kill")
             return left

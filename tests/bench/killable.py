@@ -14,8 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+from sqlalchemy import text
 
 import migrations
+from billing.database import reading
 from gateway.auth.keys import mint
 from gateway.auth.master import open_keyring
 from gateway.core.principals import ALL_SCOPES
@@ -116,9 +118,25 @@ class Place:
                     await mint(unit, keyring, project_id=project, name=f"k{n}", scopes=ALL_SCOPES, at=now)
                     for n in range(count)
                 ]
-            return [text for _, text in minted]
+            return [key for _, key in minted]
 
         return asyncio.run(mint_all())
+
+
+def open_calls(url: str) -> int:
+    """Return how many holds in the database at ``url`` a process is working for."""
+    with reading(url) as connection:
+        return connection.execute(text("SELECT count(*) FROM holds WHERE owner IS NOT NULL")).scalar_one()
+
+
+def tokens_of(url: str, answer: str) -> dict[str, int]:
+    """Return the facts of an OpenAI answer's id, as quantities by meter."""
+    with reading(url) as connection:
+        rows = connection.execute(
+            text("SELECT meter, quantity FROM usage_facts WHERE source = :source"),
+            {"source": answer.partition("-")[2]},
+        )
+        return {row.meter: row.quantity for row in rows}
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 Random calls (streamed or not, n of 1 and 3, stop strings, refusals, retries with the same key, clients that leave)
 while the gateway is killed again and again. At the end the engine's counters must equal the sums of the facts, the
-books must reconcile, and each answer must say what its facts say. Nothing is rounded, nothing is tolerated.
+books must reconcile, and each answer must say what its facts say. Then the engine is killed under open streams: each
+must be billed for what its client had received. Nothing is rounded, nothing is tolerated.
 """
 
 import argparse
@@ -25,13 +26,22 @@ from billing import engines
 from billing.database import reading
 from billing.reconcile import run as reconcile
 from gateway.engines.launch import launch_scripted, launch_vllm
-from tests.bench.killable import Killable, Place
-from tests.engines.fixtures import endpoint_of, running_engine, scripted_spec, tiny_spec, vocab_size_of
+from tests.bench.engine_deaths import kill_engines
+from tests.bench.killable import Killable, Place, open_calls, tokens_of
+from tests.engines.fixtures import (
+    EngineProcess,
+    endpoint_of,
+    running_engine,
+    scripted_spec,
+    tiny_spec,
+    vocab_size_of,
+)
 from tests.stack import EngineEndpoint
 from tests.tiny_model import cached_tiny_model
 
 CALLERS = 12
 TOKEN_DELAY_MS = 4.0
+VLLM_KILLS = 2  # each start takes it most of a minute
 SETTLE_S = 90.0  # a dead gateway's holds are released 35 s after its last heartbeat
 WORDS = [
     "the",
@@ -172,10 +182,9 @@ def await_quiet(url: str, engine: str) -> engines.Tokens:
         assert counters is not None
         with reading(url) as connection:
             counted = engines.counted(connection, engine, since=counters.started_at)
-            open_calls = connection.execute(text("SELECT count(*) FROM holds WHERE owner IS NOT NULL")).scalar_one()
         said = engines.Tokens(prompt=counters.prompt_tokens, generation=counters.generation_tokens)
         surplus = said - counted
-        if counters.unfinished == 0 and not open_calls and surplus.none:
+        if counters.unfinished == 0 and not open_calls(url) and surplus.none:
             break
         time.sleep(1)
     return surplus
@@ -183,19 +192,24 @@ def await_quiet(url: str, engine: str) -> engines.Tokens:
 
 def check_answers(url: str, tally: Tally) -> None:
     """Compare what each answer said with its facts."""
-    with reading(url) as connection:
-        for name, usage in tally.answers.items():
-            rows = connection.execute(
-                text("SELECT meter, quantity FROM usage_facts WHERE source = :source"),
-                {"source": name.partition("-")[2]},
-            )
-            facts = {row.meter: row.quantity for row in rows}
-            prompt = facts.get("prefill", 0) + facts.get("cached_prefill", 0)
-            if (prompt, facts.get("sample", 0)) != (usage["prompt_tokens"], usage["completion_tokens"]):
-                tally.wrong.append(f"{name}: said {usage}, recorded {facts}")
+    for name, usage in tally.answers.items():
+        facts = tokens_of(url, name)
+        prompt = facts.get("prefill", 0) + facts.get("cached_prefill", 0)
+        if (prompt, facts.get("sample", 0)) != (usage["prompt_tokens"], usage["completion_tokens"]):
+            tally.wrong.append(f"{name}: said {usage}, recorded {facts}")
 
 
-def bench(endpoint: EngineEndpoint, *, calls: int, kills: int, seed: int, data_dir: Path) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """How much of everything, on one engine."""
+
+    calls: int
+    kills: int = 0  # of the gateway, between the calls
+    engine_kills: int = 0  # when the calls are done and counted
+    seed: int
+
+
+def bench(engine: EngineProcess, endpoint: EngineEndpoint, amounts: Amounts, data_dir: Path) -> bool:
     """Run against one engine; print what was found, return whether everything was right."""
     place = Place(data_dir=data_dir, endpoint=endpoint)
     place.prepare()
@@ -204,10 +218,15 @@ def bench(endpoint: EngineEndpoint, *, calls: int, kills: int, seed: int, data_d
     url = place.settings.resolved_database_url
     gateway.start()
     started = time.monotonic()
+    calls, kills, seed = amounts.calls, amounts.kills, amounts.seed
     try:
         tally = asyncio.run(drive(gateway, key, endpoint.name, calls, kills, seed))
         seconds = time.monotonic() - started
         surplus = await_quiet(url, endpoint.url)
+        cut = asyncio.run(
+            kill_engines(engine, gateway, url, key=key, model=endpoint.name, kills=amounts.engine_kills, seed=seed)
+        )
+        after = await_quiet(url, endpoint.url)
     finally:
         gateway.stop()
     check_answers(url, tally)
@@ -220,38 +239,52 @@ def bench(endpoint: EngineEndpoint, *, calls: int, kills: int, seed: int, data_d
     print("  " + ", ".join(f"{name}: {count}" for name, count in sorted(tally.outcomes.items())))
     print(f"  counters minus ledger: {surplus.prompt} prompt, {surplus.generation} generated tokens")
     print(f"  lost with killed gateways, billed to nobody: {lost} tokens")
+    if amounts.engine_kills:
+        print(
+            f"  {amounts.engine_kills} kills of the engine cut {cut.streams} streams off: {cut.received} tokens "
+            f"received, {cut.billed} billed"
+        )
     print(f"  {report.facts} facts, {report.postings} postings, {len(report.differences)} differences")
-    for line in [*tally.wrong, *(str(difference) for difference in report.differences)][:20]:
+    wrong = [*tally.wrong, *cut.wrong, *(str(difference) for difference in report.differences)]
+    for line in wrong[:20]:
         print(f"  WRONG {line}")
-    return surplus.none and not tally.wrong and not report.differences and report.waiting == 0
+    return surplus.none and after.none and not wrong and report.waiting == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.ledger", description=__doc__)
-    parser.add_argument("--calls", type=int, default=1000, help="on the scripted engine")
-    parser.add_argument("--real", type=int, default=0, help="more calls, on vLLM with the tiny model")
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--real", type=int, help="calls of them on vLLM with the tiny model; default: half")
     parser.add_argument("--kills", type=int, default=10, help="of the gateway, on each engine")
+    parser.add_argument("--engine-kills", type=int, default=10, help="of the scripted engine; of vLLM two")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    real = options.calls // 2 if options.real is None else options.real
     right = True
     with ExitStack() as opened, suppress(KeyboardInterrupt):
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="loopline-ledger-")))
-        if options.calls:
+        if options.calls > real:
             spec = scripted_spec()
+            amounts = Amounts(
+                calls=options.calls - real,
+                kills=options.kills,
+                engine_kills=options.engine_kills,
+                seed=options.seed,
+            )
             launch = launch_scripted(spec, token_delay_ms=TOKEN_DELAY_MS)
-            with running_engine(launch, spec.url, directory / "scripted.log"):
-                endpoint = endpoint_of(spec, vocab_size=256)
-                right &= bench(
-                    endpoint, calls=options.calls, kills=options.kills, seed=options.seed, data_dir=directory / "one"
-                )
-        if options.real:
+            with running_engine(launch, spec.url, directory / "scripted.log") as engine:
+                right &= bench(engine, endpoint_of(spec, vocab_size=256), amounts, directory / "one")
+        if real:
             model = cached_tiny_model()
             spec = tiny_spec(model)
-            with running_engine(launch_vllm(spec), spec.url, directory / "vllm.log"):
-                endpoint = endpoint_of(spec, vocab_size=vocab_size_of(model))
-                right &= bench(
-                    endpoint, calls=options.real, kills=options.kills, seed=options.seed, data_dir=directory / "two"
-                )
+            amounts = Amounts(
+                calls=real,
+                kills=options.kills,
+                engine_kills=min(VLLM_KILLS, options.engine_kills),
+                seed=options.seed,
+            )
+            with running_engine(launch_vllm(spec), spec.url, directory / "vllm.log") as engine:
+                right &= bench(engine, endpoint_of(spec, vocab_size=vocab_size_of(model)), amounts, directory / "two")
     print("passed" if right else "FAILED")
     return 0 if right else 1
 
