@@ -6,6 +6,7 @@ UTF-8, lone surrogates, NUL in a string, nesting deeper than 1024.
 """
 
 import asyncio
+import hashlib
 import io
 import json
 import math
@@ -23,6 +24,7 @@ from gateway.wire import pieces
 
 _JSON = "application/json"
 _MAX_EXPLAINED = 1024 * 1024  # a body that is not JSON and longer than that is only told the byte
+_OUTLINED = 4096  # bytes of the beginning and of the end of a body that is too large
 _MAX_ZSTD_WINDOW = 2**27  # what an encoder may ask us to hold while decoding
 
 
@@ -39,14 +41,29 @@ class StrictRequest(Request):
     """A request whose body is read once, by ``load``, under the rules of this module.
 
     A media type that a route takes beside JSON is left to the route: ``body()`` gives its bytes, decompressed. Without
-    ``media_types`` every body is. ``received`` are the bytes as they came, which a signature is over.
+    ``media_types`` every body is. A body that is too large is not kept; ``excess`` says of one that was read to
+    its end, up to ``max_drained`` bytes, what it was.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, media_types: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        *,
+        max_bytes: int,
+        media_types: Collection[str] | None,
+        max_drained: int | None = None,
+    ) -> None:
         super().__init__(scope, receive)
         self._max_bytes = max_bytes
+        self._max_drained = 2 * max_bytes if max_drained is None else max_drained
         self._media_types = media_types
-        self.received = b""
+        self._received = b""
+        self.excess: Excess | None = None
+
+    def digest(self) -> str:
+        """Return the SHA-256, in hex, of the body's bytes as they came, which a signature is over."""
+        return hashlib.sha256(self._received).hexdigest() if self.excess is None else self.excess.digest
 
     async def load(self) -> None:
         """Read, decompress and parse the body; ``body()`` and ``json()`` answer from then on.
@@ -54,15 +71,15 @@ class StrictRequest(Request):
         Raises:
             BodyTooLarge, Invalid: see the module.
         """
-        self.received = await self._read()
+        self._received = await self._read()
         encoding = self.headers.get("content-encoding")
-        if encoding is None and len(self.received) < pieces.LARGE_BYTES:
-            self._take(self.received)
+        if encoding is None and len(self._received) < pieces.LARGE_BYTES:
+            self._take(self._received)
         else:
             await asyncio.to_thread(self._decode, encoding)
 
     def _decode(self, encoding: str | None) -> None:
-        self._take(decompress(self.received, encoding, limit=self._max_bytes))
+        self._take(decompress(self._received, encoding, limit=self._max_bytes))
 
     def _take(self, raw: bytes) -> None:
         self._body = raw
@@ -76,19 +93,48 @@ class StrictRequest(Request):
 
     async def _read(self) -> bytes:
         announced = self.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > 2 * self._max_bytes:
+        if announced.isdecimal() and int(announced) > self._max_drained:
             raise BodyTooLarge(self._max_bytes)
         chunks: list[bytes] = []
-        size = 0
+        size, excess = 0, None
         async for chunk in self.stream():
             size += len(chunk)
             if size <= self._max_bytes:
                 chunks.append(chunk)
-            elif size > 2 * self._max_bytes:
-                break  # a little over is read to its end, so that the sender hears the answer
-        if size > self._max_bytes:
+                continue
+            if size > self._max_drained:
+                raise BodyTooLarge(self._max_bytes)  # a little over is read to its end, so that its sender hears this
+            if excess is None:
+                excess = Excess(b"".join(chunks))
+                chunks.clear()
+            excess.add(chunk)
+        if excess is not None:
+            self.excess = excess
             raise BodyTooLarge(self._max_bytes)
         return b"".join(chunks)
+
+
+class Excess:
+    """What is kept of a body that is too large: the SHA-256 of all of it, how it begins and how it ends."""
+
+    def __init__(self, begun: bytes) -> None:
+        self._hash = hashlib.sha256(begun)
+        self._head, self._tail = begun[:_OUTLINED], begun[-_OUTLINED:]
+
+    def add(self, chunk: bytes) -> None:
+        self._hash.update(chunk)
+        self._head += chunk[: _OUTLINED - len(self._head)]
+        self._tail = (self._tail + chunk)[-_OUTLINED:]
+
+    @property
+    def digest(self) -> str:
+        """In hex."""
+        return self._hash.hexdigest()
+
+    @property
+    def outline(self) -> bytes:
+        """Its first and its last few thousand bytes."""
+        return self._head + self._tail
 
 
 def decompress(raw: bytes, encoding: str | None, *, limit: int) -> bytes:

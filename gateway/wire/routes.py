@@ -16,7 +16,7 @@ from gateway.auth.keys import authenticate
 from gateway.core.errors import GatewayError, Unauthenticated
 from gateway.core.limits import Limit
 from gateway.core.principals import Principal
-from gateway.wire.bodies import StrictRequest
+from gateway.wire.bodies import BodyTooLarge, StrictRequest
 from gateway.wire.deps import Needs
 
 
@@ -25,6 +25,7 @@ class DialectRoute(APIRoute):
 
     media_types: frozenset[str] | None = frozenset({"application/json"})
     reads_body: bool = True  # False: the handler streams it
+    hears_excess: bool = False  # True: ``too_large`` wants to know what was refused for its size
 
     @staticmethod
     def presented_key(headers: Headers) -> str | None:
@@ -59,9 +60,14 @@ class DialectRoute(APIRoute):
                 request.receive,
                 max_bytes=most,
                 media_types=self.media_types,
+                max_drained=2 * request.state.max_body_bytes if self.hears_excess else None,
             )
             if self.reads_body and strict.method not in ("GET", "HEAD", "OPTIONS"):
-                await strict.load()
+                try:
+                    await strict.load()
+                except BodyTooLarge:
+                    await self.too_large(strict)
+                    raise
             await self.verify(strict)
             try:
                 return await handle(strict)
@@ -70,6 +76,13 @@ class DialectRoute(APIRoute):
                 raise
 
         return guarded
+
+    async def too_large(self, request: StrictRequest) -> None:
+        """Hear of a body that was refused for its size, before that is answered.
+
+        Raises:
+            Unauthenticated: it comes from somebody else.
+        """
 
     async def refused(self, request: StrictRequest, error: GatewayError | RequestValidationError) -> None:
         """Hear of a refusal before it is answered; what the handler wrote is rolled back after this."""

@@ -10,16 +10,16 @@ from gateway.auth.keys import mint, rotate
 from gateway.auth.master import open_keyring
 from gateway.core.ids import KeyId
 from gateway.core.ports import UnitOfWork
-from gateway.core.principals import ALL_SCOPES
+from gateway.core.principals import ALL_SCOPES, Scope
 from tests.wire.gateways import Gateway
 from tests.wire.training import new_session
 
 
-def key_of(gateway: Gateway, project: str = "mine") -> str:
+def key_of(gateway: Gateway, project: str = "mine", scopes: frozenset[Scope] = ALL_SCOPES) -> str:
     async def minted(unit: UnitOfWork) -> str:
         project_id = await unit.keys.ensure_project(project)
         keyring = open_keyring(gateway.settings)
-        _, text = await mint(unit, keyring, project_id=project_id, name="one", scopes=ALL_SCOPES, at=datetime.now(UTC))
+        _, text = await mint(unit, keyring, project_id=project_id, name="one", scopes=scopes, at=datetime.now(UTC))
         return text
 
     return gateway.in_unit(minted)

@@ -1,16 +1,17 @@
 """The route class of this dialect: every request is signed, and its paths and shapes are those of botocore's models."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 
-from gateway.auth.keys import holder
+from gateway.auth.keys import holder, require
 from gateway.core.errors import GatewayError, Unauthenticated
 from gateway.core.payloads import OperationKind
-from gateway.core.principals import Principal
+from gateway.core.principals import Principal, Scope
 from gateway.wire.bodies import StrictRequest, parse_json
 from gateway.wire.routes import DialectRoute
 from gateway.wire.sagemaker.checks import checked
@@ -27,6 +28,8 @@ KINDS: Mapping[str, OperationKind] = {
     "saveState": OperationKind.SAVE_STATE,
     "loadState": OperationKind.LOAD_STATE,
 }
+_SEQ = re.compile(rb'"sequenceNumber"\s*:\s*(\d{1,19})\b')
+_KIND = re.compile(rb'"operationConfig"\s*:\s*\{\s*"(\w+)"')
 
 
 class SignedRoute(DialectRoute):
@@ -47,11 +50,23 @@ class SignedRoute(DialectRoute):
     async def verify(self, request: StrictRequest) -> None:
         signed: Signed = request.state.signed
         secret = request.state.keyring.secret(signed.key_id)
-        await asyncio.to_thread(check_signature, signed, secret, request.scope, request.received)
+        await asyncio.to_thread(lambda: check_signature(signed, secret, request.scope, request.digest()))
 
 
 class TurnRoute(SignedRoute):
     """A route whose requests carry a sequence number, which is noted when one is refused."""
+
+    hears_excess = True
+
+    async def too_large(self, request: StrictRequest) -> None:
+        if request.excess is None:
+            return
+        await self.verify(request)
+        require(request.state.principal, Scope.TRAIN)
+        outline = request.excess.outline
+        seq, kind = _SEQ.search(outline), _KIND.search(outline)
+        if seq and kind and (name := kind[1].decode()) in KINDS:
+            note(request, turn_of(request.path_params["trainingSessionName"], int(seq[1]), KINDS[name]))
 
     async def refused(self, request: StrictRequest, error: GatewayError | RequestValidationError) -> None:
         try:
