@@ -21,6 +21,7 @@ from gateway.core.operations import Operation
 from gateway.core.ports import Artifacts, Database, Engines, Grammars, Prices, UnitOfWork
 from gateway.core.principals import Principal, Scope
 from gateway.core.scores import Score
+from gateway.core.sessions import Session
 from gateway.wire.idempotency import FirstAnswers
 from gateway.wire.limits import Limiter
 from gateway.wire.sampling_jobs import SamplingJobs
@@ -194,6 +195,14 @@ AdminCaller = Annotated[Principal, Depends(Needs(Scope.ADMIN))]
 def _allowance(request: Request) -> Allowance:
     return request.state.allowance
 
+
+def _asking_session(request: Request) -> Session | None:
+    return getattr(request.state, "asking_session", None)
+
+
+AskingSession = Annotated[Session | None, Depends(_asking_session)]
+"""The session for which another dialect passes a request on: what is consumed counts as its own, whatever weights
+answer."""
 
 AllowanceDep = Annotated[Allowance, Depends(_allowance)]
 """What the caller may ask for; its rates were counted before the body was read."""

@@ -491,6 +491,7 @@ def test_openai_bodies_are_answered_by_the_sessions_weights_in_one_piece_and_str
     assert answer["ResponseMetadata"]["HTTPHeaders"]["x-loopline-version"].endswith("@2")
     pinned = runtime.sample_training_session(trainingSessionName=name, body=raw, modelPackageArn=packages[0])
     assert pinned["ResponseMetadata"]["HTTPHeaders"]["x-loopline-version"].endswith("@1")
+    others = [json.loads(one["body"].read())["usage"] for one in (base, pinned)]
 
     stream = runtime.sample_training_session_with_response_stream(trainingSessionName=name, body=raw)
     frames = stream["body"].read().decode().split("\n\n")
@@ -502,7 +503,9 @@ def test_openai_bodies_are_answered_by_the_sessions_weights_in_one_piece_and_str
 
     usage = control.describe_training_session(TrainingSessionName=name)["TrainingSessionDetail"]["BillableTokenUsage"]
     assert usage["TrainingTokenCount"] == 2
-    assert usage["SampleTokenCount"] == 2 * whole["usage"]["completion_tokens"]
+    told = [*others, whole["usage"], whole["usage"]]
+    assert usage["SampleTokenCount"] == sum(one["completion_tokens"] for one in told)
+    assert usage["PrefillTokenCount"] == sum(one["prompt_tokens"] for one in told)
     wrong = json.dumps({**body, "temperature": 9}).encode()
     code, message = refused(runtime.sample_training_session, trainingSessionName=name, body=wrong)
     assert code == "ValidationException"

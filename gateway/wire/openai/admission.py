@@ -19,6 +19,7 @@ from gateway.core.sessions import Session
 from gateway.core.validation import check_tokens
 from gateway.wire.deps import (
     AllowanceDep,
+    AskingSession,
     CatalogDep,
     ClockDep,
     DatabaseDep,
@@ -98,6 +99,7 @@ class Admission:
     clock: Clock
     tag: str | None
     allowance: Allowance
+    asking_session: Session | None
 
     async def chat(self, asked: ChatCreate) -> Admitted:
         """Admit a chat completion.
@@ -215,18 +217,20 @@ class Admission:
         )
 
     async def find_model(self, model: str) -> tuple[Target, Session | None]:
-        """Return what answers for ``model``: a base model, a live session by id or name, or ``group@n``.
+        """Return what answers for ``model`` (a base model, a live session by id or name, or ``group@n``), and for which
+        session it counts.
 
         Raises:
             NotFound: ``model_not_found``.
             Conflict: the session stopped or has no published version; the version is not published.
         """
+        asking = self.asking_session
         if model in self.catalog.models:
-            return Target(base=self.catalog.models[model], version=None, asker=self.principal.project_id), None
+            return Target(base=self.catalog.models[model], version=None, asker=self.principal.project_id), asking
         ports = (self.database, self.engines, self.catalog, self.clock)
         try:
             if parse_address(model) is not None:
-                return await find_target(*ports, self.principal.project_id, model, field="model"), None
+                return await find_target(*ports, self.principal.project_id, model, field="model"), asking
             async with self.database.read() as unit:
                 session = await find_session(unit, self.principal.project_id, model)
             return await session_target(*ports, session, field="model"), session
@@ -307,6 +311,7 @@ def _admission(
     clock: ClockDep,
     tag: Tag,
     allowance: AllowanceDep,
+    asking_session: AskingSession,
 ) -> Admission:
     return Admission(
         principal=principal,
@@ -318,6 +323,7 @@ def _admission(
         clock=clock,
         tag=tag,
         allowance=allowance,
+        asking_session=asking_session,
     )
 
 

@@ -48,11 +48,10 @@ def passthrough_routes(openai: ASGIApp) -> APIRouter:
         """Chat with a session's weights, in OpenAI's own words."""
         async with database.read() as unit:
             session = await find_training_session(unit, principal.project_id, asked["trainingSessionName"])
-        package: str | None = asked.get("modelPackageArn")
-        target = await target_of(database, engines, catalog, clock, session, package, field="modelPackageArn")
+        ports = (database, engines, catalog, clock)
+        target = await target_of(*ports, session, asked.get("modelPackageArn"), field="modelPackageArn")
         model = target.base.name if target.version is None else target.version.address
-        if package is None and target.version is not None:
-            model = session.id  # the same weights, and what they do counts as the session's
+        request.state.asking_session = session
         body = _with_model(asked["body"], model, streamed=request.scope["route"].name == stream.name)
         keyring: Keyring = request.state.keyring
         return _Relay(openai, body, keyring.text(principal.key_id))
