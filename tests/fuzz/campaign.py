@@ -15,7 +15,8 @@ import httpx
 from gateway.app import create_app
 from gateway.settings import Settings
 from tests.fuzz.mutations import spoiled
-from tests.tenancy.operations import Operation, operations
+from tests.tenancy.operations import Operation, keyed
+from tests.tenancy.routers import operations
 from tests.tenancy.world import World, build
 from tests.wire.gateways import Gateway
 
@@ -23,7 +24,6 @@ HANG_S = 10.0
 ROUND = 250  # requests on one set of things: some are stopped and deleted on the way
 WORKERS = 4
 _INSIDES = ("Traceback", "site-packages", "sqlalchemy", "psycopg", "sqlite", "SELECT ", "INSERT ", ".py", "asyncio")
-_ENDING = ("/finish", "/cancel_future")  # these end what the others need
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ def every_operation(directory: Path) -> list[Operation]:
 def run(gateway: Gateway, every: list[Operation], *, count: int, seed: int) -> Outcome:
     """Send ``count`` requests to ``gateway``; the same seed makes the same ones, but for ids."""
     outcome = Outcome()
-    kept = [one for one in every if one.method != "DELETE" and not one.path.endswith(_ENDING)]
+    kept = [one for one in every if not one.ends]
     for start in range(0, count, ROUND):
         world = build(gateway, gateway.keys.owner, f"fuzz-{seed}-{start}")
         numbers = range(start, min(count, start + ROUND))
@@ -85,7 +85,7 @@ def _one(
 ) -> None:
     chance = random.Random(f"{seed}/{number}")
     operation = chance.choice(kept if chance.random() < 0.95 else every)
-    request = spoiled(chance, operation.request(gateway.url, world, gateway.keys.owner))
+    request = keyed(operation, spoiled(chance, operation.draft(gateway.url, world)), gateway.keys.owner)
     said = f"{operation.name} seed={seed} number={number} {request.content[:200]!r}"
     began = time.monotonic()
     try:

@@ -1,25 +1,15 @@
-"""Every operation of every dialect, found in the routers themselves, and where each names something by id.
+"""One operation of a dialect as the matrix asks for it, and how each dialect carries a key."""
 
-A dialect that is added later is here at once; what it asks of a caller is read from its routes. A parameter whose name
-is in neither ``IDS`` nor ``PLAIN`` is unknown, and the matrix refuses to run over it.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import httpx
-from fastapi import FastAPI
-from fastapi.dependencies.models import Dependant
-from fastapi.dependencies.utils import get_flat_dependant
-from fastapi.routing import APIRoute
-from pydantic import BaseModel
-from starlette.routing import Mount, Route
 
 from gateway.core.principals import Scope
-from gateway.wire.deps import Needs
-from tests.tenancy.requests import BODIES, IDS, PATH_IDS, PLAIN, QUERIES, SAMPLES, TURNS, Raw
+from tests.tenancy.requests import BODIES, NATIVE, OPENAI, QUERIES, SAMPLES, SIGNED, TINKER, TURNS, Raw
 from tests.tenancy.world import World
+from tests.wire.signing import sign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +37,21 @@ class Operation:
     def name(self) -> str:
         return f"{self.method} {self.mount}{self.path}"
 
+    @property
+    def ends(self) -> bool:
+        """Whether it takes away what others need."""
+        return self.method == "DELETE" or self.path.endswith(("/cancel_future", "/finish"))
+
+    @property
+    def unauthenticated(self) -> int:
+        """The status for those whom nobody knows."""
+        return 401
+
+    @property
+    def forbidden(self) -> int:
+        """The status for those whose key lacks the scope."""
+        return 403
+
     def admits(self, scope: Scope) -> bool:
         return all({scope} & {*group, Scope.ADMIN} for group in self.needs)
 
@@ -54,6 +59,10 @@ class Operation:
         self, origin: str, world: World, key: str | None, *, but: Mapping[Slot, str] | None = None
     ) -> httpx.Request:
         """Return a well-formed request about the things of ``world``; ``but`` puts other ids in some slots."""
+        return keyed(self, self.draft(origin, world, but=but), key)
+
+    def draft(self, origin: str, world: World, *, but: Mapping[Slot, str] | None = None) -> httpx.Request:
+        """Return such a request without a key."""
         chosen = {(slot.where, slot.name): world[slot.kinds[0]] for slot in self.slots if self._named(slot)}
         chosen |= {(slot.where, slot.name): value for slot, value in (but or {}).items()}
         path = self.path
@@ -63,7 +72,7 @@ class Operation:
             path = path.replace(f"{{{name}}}", chosen.get(("path", plain)) or SAMPLES[plain])
         query = dict(QUERIES.get((self.mount, self.path), {}))
         query |= {name: value for (where, name), value in chosen.items() if where == "query"}
-        headers = {} if key is None else DIALECTS[self.mount](key)
+        headers: dict[str, str] = {}
         ids = {name: value for (where, name), value in chosen.items() if where == "body"}
         content: dict[str, Any] = {}
         if isinstance(self._body, Raw):
@@ -88,128 +97,25 @@ class Operation:
         return BODIES.get((self.mount, self.method, self.path), {})
 
 
-def _bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
+def _bearer(request: httpx.Request, key: str) -> None:
+    request.headers["Authorization"] = f"Bearer {key}"
 
 
-def _x_api_key(key: str) -> dict[str, str]:
-    return {"X-API-Key": key}
+def _x_api_key(request: httpx.Request, key: str) -> None:
+    request.headers["X-API-Key"] = key
 
 
-DIALECTS: Mapping[str, Callable[[str], dict[str, str]]] = {
-    "/training/v1": _bearer,
-    "/v1": _bearer,
-    "/tinker": _x_api_key,
+DIALECTS: Mapping[str, Callable[[httpx.Request, str], object]] = {
+    NATIVE: _bearer,
+    OPENAI: _bearer,
+    TINKER: _x_api_key,
+    SIGNED: sign,
 }
 """How each dialect's requests carry a key."""
 
-SIGNED = "/sagemaker"
-"""A dialect whose operations come from botocore's models and whose requests are signed, body and all, has a matrix of
-its own: tests/wire/test_sagemaker_refusals.py."""
 
-DOCUMENTS = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
-OPEN = frozenset(
-    {
-        "GET /livez",
-        "GET /readyz",
-        "GET /metrics",
-        *(f"GET {mount}{page}" for mount in ("/training/v1", "/v1") for page in DOCUMENTS),
-        *(  # the link is signed
-            f"{method} {mount}/downloads/{{project_id}}/{{version_id}}/{{file:path}}"
-            for mount in ("/training/v1", "/tinker/api/v1")
-            for method in ("GET", "HEAD")
-        ),
-    }
-)
-"""What needs no key."""
-
-
-def mounts(app: FastAPI) -> Sequence[str]:
-    return [route.path for route in app.routes if isinstance(route, Mount) and route.path != SIGNED]
-
-
-def open_routes(app: FastAPI) -> set[str]:
-    """Return the routes that the matrix would not see: those that are not of an ``APIRoute``."""
-    found: set[str] = set()
-    for prefix, route in _routes(app):
-        if isinstance(route, Route) and not isinstance(route, APIRoute):
-            found |= {f"{method} {prefix}{route.path}" for method in route.methods or () if method != "HEAD"}
-    return found
-
-
-def operations(app: FastAPI) -> list[Operation]:
-    """Return every operation behind a key, in the order of the routers."""
-    found = [
-        _operation(prefix, method, route)
-        for prefix, route in _routes(app)
-        if isinstance(route, APIRoute)
-        for method in sorted(route.methods)
-    ]
-    return [operation for operation in found if operation.name not in OPEN]
-
-
-def _routes(app: FastAPI) -> Iterator[tuple[str, Any]]:
-    for route in app.routes:
-        if getattr(route, "path", None) == SIGNED:
-            continue
-        if isinstance(route, Mount):
-            for inner in route.routes:
-                yield route.path, inner
-        else:
-            yield "", route
-
-
-def _operation(mount: str, method: str, route: APIRoute) -> Operation:
-    flat = get_flat_dependant(route.dependant)
-    names = [("path", parameter.name) for parameter in flat.path_params]
-    for parameter in flat.query_params:
-        names += [("query", name) for name in _texts(parameter.name, parameter.field_info.annotation)]
-    required: list[str] = []
-    for parameter in flat.body_params:
-        model = parameter.field_info.annotation
-        names += [("body", name) for name in _texts(parameter.name, model)]
-        if _is_model(model):
-            required += [name for name, field in model.model_fields.items() if field.is_required()]
-    body = BODIES.get((mount, method, route.path))
-    if isinstance(body, Raw):
-        names += [("body", name) for name in body.ids]
-    slots: list[Slot] = []
-    unknown: list[str] = []
-    for where, name in dict.fromkeys(names):
-        kinds = PATH_IDS.get((mount, route.path, name), IDS.get((mount, name)))
-        if kinds:
-            slots.append(Slot(where=where, name=name, kinds=kinds))
-        elif kinds is None and name not in PLAIN:
-            unknown.append(f"{where} {name}")
-    return Operation(
-        mount=mount,
-        method=method,
-        path=route.path,
-        needs=tuple(dict.fromkeys(_needs(route.dependant))),
-        slots=tuple(slots),
-        unknown=tuple(unknown),
-        required=tuple(required),
-    )
-
-
-def _needs(dependant: Dependant) -> Iterator[tuple[Scope, ...]]:
-    if isinstance(dependant.call, Needs):
-        yield dependant.call.scopes
-    for inner in dependant.dependencies:
-        yield from _needs(inner)
-
-
-def _texts(name: str, annotation: Any) -> Iterator[str]:
-    """Yield the names of what can hold text: only that can be an id."""
-    if _is_model(annotation):
-        for inner, field in annotation.model_fields.items():
-            yield from _texts(inner, field.annotation)
-    elif annotation is str:
-        yield name
-    else:
-        for part in get_args(annotation):
-            yield from _texts(name, part)
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def keyed(operation: Operation, request: httpx.Request, key: str | None) -> httpx.Request:
+    """Return ``request`` with ``key``; it must not be changed afterwards."""
+    if key is not None:
+        DIALECTS[operation.mount](request, key)
+    return request

@@ -26,7 +26,7 @@ class Raw:
 TURNS = itertools.count(1000)
 """A number that no request had before."""
 
-NATIVE, OPENAI, TINKER = "/training/v1", "/v1", "/tinker"
+NATIVE, OPENAI, TINKER, SIGNED = "/training/v1", "/v1", "/tinker", "/sagemaker"
 SESSIONS = ("session", "session_name")
 
 IDS: Mapping[tuple[str, str], tuple[str, ...]] = {

@@ -21,10 +21,16 @@ from gateway.auth.master import open_keyring
 from gateway.core.ports import UnitOfWork
 from gateway.core.principals import ALL_SCOPES, Scope
 from gateway.settings import Settings
+from gateway.wire.sagemaker.control import HANDLERS
+from gateway.wire.sagemaker.models import RUNTIME, service
 from tests.stack import EngineEndpoint
-from tests.tenancy.operations import DIALECTS, OPEN, Operation, Slot, mounts, open_routes, operations
+from tests.tenancy.operations import DIALECTS, Operation, Slot
+from tests.tenancy.requests import SIGNED
+from tests.tenancy.routers import OPEN, mounts, open_routes, operations
+from tests.tenancy.signed import SignedOperation
 from tests.tenancy.world import World, build, nobody
 from tests.wire.gateways import Gateway, running_gateway
+from tests.wire.signing import sign
 
 CONTROLS: Mapping[str, int] = {
     "DELETE /training/v1/model_packages/{group}/{reference}": 409,  # an alias protects it
@@ -50,6 +56,17 @@ UNCHANGING = frozenset(
         "POST /tinker/api/v1/get_info",
         "POST /tinker/api/v1/session_heartbeat",
         "PUT /tinker/api/v1/sessions/{session_id}/project",
+        *(
+            f"POST /sagemaker/v1/training-sessions/{{trainingSessionName}}/sampling-operations {name}"
+            for name in (
+                "ExecuteSamplingOperation sample",
+                "ExecuteSamplingOperation computeLogprobs",
+                "ExecuteSamplingOperation loadWeightsForSampling",
+            )
+        ),
+        "POST /sagemaker/training-sessions/{trainingSessionName}/sample SampleTrainingSession",
+        "POST /sagemaker/training-sessions/{trainingSessionName}/sample-with-response-stream"
+        " SampleTrainingSessionWithResponseStream",
     }
 )
 """What a key needs a scope for though it changes nothing that is kept: the audit log has no entry of it."""
@@ -113,7 +130,9 @@ def test_every_dialect_and_every_name_is_in_the_matrix(application: Any, every: 
     assert {operation.mount for operation in every} == set(mounts(application)) == set(DIALECTS)
     assert not {operation.name: operation.unknown for operation in every if operation.unknown}
     assert open_routes(application) < OPEN
-    assert len(every) > 80
+    signed = {one.model.name for one in every if isinstance(one, SignedOperation)}
+    assert signed == {*HANDLERS, *service(RUNTIME).operations}
+    assert len(every) > 110
 
 
 def test_without_a_living_key_nothing_is_told_apart(
@@ -122,15 +141,14 @@ def test_without_a_living_key_nothing_is_told_apart(
     keys = gateway.keys
     before = rows_of(gateway)
     for operation in every:
-        answers = {
-            seen(http.send(operation.request(gateway.url, world, key)))
-            for key, world in (
-                *((dead, mine) for dead in (None, "tml-no", keys.unknown, keys.revoked, keys.expired)),
-                (None, nobody()),
-            )
+        unkeyed = {seen(http.send(operation.request(gateway.url, world, None))) for world in (mine, nobody())}
+        dead = {
+            seen(http.send(operation.request(gateway.url, mine, key)))
+            for key in ("tml-no", keys.unknown, keys.revoked, keys.expired)
         }
-        assert {status for status, _ in answers} == {401}, operation.name
-        assert len(answers) == 1, (operation.name, answers)
+        assert {status for status, _ in unkeyed | dead} == {operation.unauthenticated}, operation.name
+        assert (len(unkeyed), len(dead)) == (1, 1), (operation.name, unkeyed, dead)
+        assert unkeyed == dead or operation.mount == SIGNED, operation.name  # which says how to sign
     assert rows_of(gateway) == before
 
 
@@ -147,26 +165,27 @@ def test_a_key_does_what_its_scope_says_and_no_more(
                 assert answer.status_code < 500, (operation.name, answer.text)
                 assert "missing_scope" not in answer.text, (operation.name, scope)
             else:
-                assert (answer.status_code, "missing_scope" in answer.text) == (403, True), (operation.name, scope)
+                refusal = (answer.status_code, "missing_scope" in answer.text)
+                assert refusal == (operation.forbidden, True), (operation.name, scope)
                 refused += 1
     assert refused > 80
     made = {name for name, rows in rows_of(gateway).items() if rows != before[name]}
-    assert made <= {"sessions", "clients", "audit"}, (
-        "only what names nothing (open a session, a program) may have been done"
+    assert made <= {"sessions", "clients", "model_package_groups", "audit"}, (
+        "only what names nothing (open a session, a program, a group) may have been done"
     )
 
 
 def test_what_is_anothers_is_not_there(
     gateway: Gateway, http: httpx.Client, every: list[Operation], mine: World, theirs: World
 ) -> None:
-    none = nobody()
+    none, owner = nobody(), gateway.keys.owner
     before = rows_of(gateway, "theirs")
     asked = 0
     for operation in every:
         for slot in operation.slots:
             for kind in slot.kinds:
                 foreign, missing = (
-                    http.send(operation.request(gateway.url, mine, gateway.keys.owner, but=_at(slot, world[kind])))
+                    _outcome(http, operation.request(gateway.url, mine, owner, but=_at(slot, world[kind])), owner)
                     for world in (theirs, none)
                 )
                 assert seen(foreign, theirs) == seen(missing, none), (operation.name, slot)
@@ -182,8 +201,7 @@ def test_an_owner_is_answered_and_sees_nothing_of_others(
     """The control: the same requests with the owner's own ids succeed. What removes things comes last."""
     mutating = rows_of(gateway, "theirs")
     changed: dict[str, str] = {}
-    last = ("cancel_future", "finish")
-    for operation in sorted(every, key=lambda one: (one.path.endswith(last), one.method == "DELETE")):
+    for operation in sorted(every, key=lambda one: (one.ends, one.method == "DELETE")):
         answer = http.send(operation.request(gateway.url, mine, gateway.keys.owner))
         wanted = CONTROLS.get(operation.name)
         assert answer.status_code == wanted if wanted else answer.is_success, (operation.name, answer.text)
@@ -195,6 +213,18 @@ def test_an_owner_is_answered_and_sees_nothing_of_others(
     noted = {row[-1] for row in rows_of(gateway, "mine")["audit"]}
     assert len(changed) > 25
     assert not [name for request_id, name in changed.items() if request_id not in noted]
+
+
+def _outcome(http: httpx.Client, request: httpx.Request, key: str) -> httpx.Response:
+    """Return the answer; of a question that is answered in the background, what came of it."""
+    answer = http.send(request)
+    if not (answer.is_success and request.url.path.endswith("/sampling-operations")):
+        return answer
+    url = f"{request.url}/{answer.json()['operationId']}"
+    while True:
+        result = http.send(sign(httpx.Request("GET", url), key))
+        if result.json()["status"] != "InProgress":
+            return result
 
 
 def _at(slot: Slot, value: str) -> dict[Slot, str]:

@@ -6,7 +6,11 @@ from typing import Any
 import httpx
 
 from tests.wire.gateways import Gateway
+from tests.wire.sagemaker_clients import HUB_ARN, OUTPUT, ROLE
+from tests.wire.signing import Signed
 from tests.wire.training import BASE, datum, run
+
+_ARN = "arn:aws:sagemaker:us-east-1:000000000000"
 
 World = Mapping[str, str]
 """Ids by what they are of."""
@@ -14,15 +18,19 @@ World = Mapping[str, str]
 ADAPTERS = ("adapter", "adapter_alias", "adapter_id", "adapter_path", "adapter_arn")
 STATES = ("state", "state_alias", "state_id", "native_state_path", "state_arn")
 """The spellings of one published adapter and of one state."""
+SIGNED_SESSIONS = ("signed_session", "session_name", "session")
 
 
 def build(gateway: Gateway, key: str, name: str) -> World:
-    """Make a session with an adapter and a state, and a Tinker program with a model, checkpoints and a sampler."""
+    """Make a session with an adapter and a state, a Tinker program with a model, checkpoints and a sampler, and a
+    SageMaker session that runs and one that ended."""
     project = gateway.in_unit(lambda unit: unit.keys.ensure_project(name))
     with gateway.client(key) as client:
         world = {"project": project, **_native(client, name)}
     with httpx.Client(base_url=f"{gateway.url}/tinker/api/v1", headers={"X-API-Key": key}, timeout=60) as client:
-        return {**world, **_tinker(client, name)}
+        world |= _tinker(client, name)
+    with httpx.Client(base_url=f"{gateway.url}/sagemaker", auth=Signed(key), timeout=60) as client:
+        return {**world, **_signed(client, name)}
 
 
 def nobody() -> World:
@@ -48,6 +56,12 @@ def nobody() -> World:
         "spare_name": "nobody-spare",
         "state_path": f"tinker://{model}/weights/nobody-rest",
         "sampler_path": f"tinker://{model}/sampler_weights/nobody-drawn",
+        "group_arn": f"{_ARN}:model-package-group/{group}",
+        "signed_session": "nobody-signed",
+        "signed_ended": "nobody-ended",
+        "signed_operation": f"op-{'2' * 26}",
+        "signed_package": f"{_ARN}:model-package/nobody-signed/2",
+        "signed_sample": f"smp-{'1' * 26}",
     }
 
 
@@ -93,7 +107,7 @@ def _spellings(kind: str, address: str, alias: str, id: str, session: str, space
         f"{kind}_alias": alias,
         f"{kind}_id": id,
         path: f"tinker://{session}/{space}/{name}",
-        f"{kind}_arn": f"arn:aws:sagemaker:us-east-1:000000000000:model-package/{group}/{number}",
+        f"{kind}_arn": f"{_ARN}:model-package/{group}/{number}",
     }
 
 
@@ -134,6 +148,45 @@ def _tinker(client: httpx.Client, name: str) -> dict[str, str]:
         "spare_name": f"{name}-spare",
         "state_path": state_path,
         "sampler_path": sampler_path,
+    }
+
+
+def _signed(client: httpx.Client, name: str) -> dict[str, str]:
+    def control(target: str, document: dict[str, Any]) -> Any:
+        return _ok(client.post("/", headers={"X-Amz-Target": f"SageMaker.{target}"}, json=document))
+
+    session, ended = f"{name}-signed", f"{name}-ended"
+    for one in (session, ended):
+        asked = {
+            "TrainingSessionName": one,
+            "LoraConfig": {"Rank": 8, "Alpha": 16},
+            "RoleArn": ROLE,
+            "ModelConfig": {"BaseModelArn": HUB_ARN},
+            "OutputConfig": {"S3Location": {"Path": OUTPUT}},
+        }
+        control("CreateTrainingSession", asked)
+    control("StopTrainingSession", {"TrainingSessionName": ended})
+    path = f"/v1/training-sessions/{session}"
+
+    def run(kind: str, config: Mapping[str, Any], **more: Any) -> tuple[str, Any]:
+        asked = {"operationConfig": config, **more}
+        operation = _ok(client.post(f"{path}/{kind}", json=asked))["operationId"]
+        while (answer := _ok(client.get(f"{path}/{kind}/{operation}")))["status"] in ("Pending", "InProgress"):
+            pass
+        assert answer["status"] == "Completed", answer
+        return operation, answer["operationResult"]
+
+    saved, _ = run("operations", {"saveWeights": {}}, sequenceNumber=1)
+    _, state = run("operations", {"saveState": {}}, sequenceNumber=2)
+    prompt = {"chunks": [{"tokens": [97], "type": "encoded_text"}]}
+    sample, _ = run("sampling-operations", {"computeLogprobs": {"prompt": prompt}})
+    return {
+        "group_arn": f"{_ARN}:model-package-group/{name}-group",
+        "signed_session": session,
+        "signed_ended": ended,
+        "signed_operation": saved,
+        "signed_package": state["saveState"]["modelPackageArn"],
+        "signed_sample": sample,
     }
 
 
