@@ -30,6 +30,7 @@ from tests.wire.sagemaker_clients import (
     pair,
     wire_datum,
 )
+from tests.wire.signing import Signed
 
 pytestmark = SDK_WARNINGS
 
@@ -138,6 +139,7 @@ def test_what_was_not_signed_by_a_key_of_ours_is_refused_in_one_way(gateway: Gat
         signed(gateway, b"{}", key=keys.expired),
         signed(gateway, b"{}", sent=b'{"MaxResults":1}'),
         signed(gateway, b"{}", headers={"X-Amz-Target": "SageMaker.StopTrainingSession"}),
+        signed(gateway, b"{}", headers={"Host": "["}),
     ]
     assert {answer.status_code for answer in answers} == {400}
     assert {answer.json()["__type"] for answer in answers} == {"UnrecognizedClientException"}
@@ -415,6 +417,21 @@ def test_a_strangers_session_is_missing_in_every_runtime_operation(
     missing = refused(call, trainingSessionName="missing", **arguments[operation])
     assert strange[0] == missing[0] == "ResourceNotFoundException"
     assert strange[1].replace(session, "missing") == missing[1]
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_under_its_name_here(
+    gateway: Gateway, control: Any, runtime: Any
+) -> None:
+    first, other = create(control, f"fits-{time.time_ns()}"), f"unfit-{time.time_ns()}"
+    create(control, other, LoraConfig={"Rank": 4, "Alpha": 8})
+    saved = finish(runtime, first, training(runtime, first, 1, saveState={})["operationId"])
+    training(runtime, other, 1, saveState={})
+    arn = saved["operationResult"]["saveState"]["modelPackageArn"]
+    config = {"loadState": {"modelPackageArn": arn, "loadOptimizer": True}}
+    url = f"{gateway.url}/sagemaker/v1/training-sessions/{other}/operations"
+    with httpx.Client(auth=Signed(gateway.keys.owner)) as client:
+        answer = client.post(url, json={"sequenceNumber": 2, "operationConfig": config}).json()
+    assert (answer["reason"], answer["field"]) == ("lora_mismatch", "operationConfig.loadState.modelPackageArn")
 
 
 def test_a_strangers_objects_are_missing_on_the_control_plane(gateway: Gateway, control: Any, session: str) -> None:

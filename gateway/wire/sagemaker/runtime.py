@@ -1,11 +1,13 @@
 """The runtime's training operations: submitted with a sequence number and a token, polled for their result."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastapi import APIRouter, Request, Response
 
 from gateway.core.clock import Clock
-from gateway.core.errors import NotFound
+from gateway.core.errors import GatewayError, NotFound
 from gateway.core.ids import OperationId
 from gateway.core.opening import check_rank
 from gateway.core.payloads import LoadState, Payload
@@ -20,6 +22,8 @@ from gateway.wire.sagemaker.polls import Polls
 from gateway.wire.sagemaker.results import result_of
 from gateway.wire.sagemaker.routes import Asked, SignedRoute, TurnRoute
 from gateway.wire.sagemaker.writing import answered
+
+_LOADED = "operationConfig.loadState.modelPackageArn"
 
 
 def training_routes(polls: Polls) -> tuple[APIRouter, APIRouter]:
@@ -47,16 +51,17 @@ def training_routes(polls: Polls) -> tuple[APIRouter, APIRouter]:
             payload = await asyncio.to_thread(payload_of, name, config, session.group, model)
         token = asked.get("clientToken")
         async with database.write() as unit:
-            operation = await submit(
-                unit,
-                project_id=principal.project_id,
-                key_id=principal.key_id,
-                session_id=session.id,
-                payload=payload or await _load(unit, principal, clock, config),
-                seq=asked["sequenceNumber"],
-                idempotency_key=None if token is None else f"sagemaker:{session.id}:{token}",
-                adopting=True,
-            )
+            with _spelled():
+                operation = await submit(
+                    unit,
+                    project_id=principal.project_id,
+                    key_id=principal.key_id,
+                    session_id=session.id,
+                    payload=payload or await _load(unit, principal, clock, config),
+                    seq=asked["sequenceNumber"],
+                    idempotency_key=None if token is None else f"sagemaker:{session.id}:{token}",
+                    adopting=True,
+                )
             await note_change(unit, request)
         return answered(execute, {"operationId": operation.id})
 
@@ -78,10 +83,20 @@ def training_routes(polls: Polls) -> tuple[APIRouter, APIRouter]:
     return turns, reads
 
 
+@contextmanager
+def _spelled() -> Iterator[None]:
+    """Name the version of a refused load as this dialect does."""
+    try:
+        yield
+    except GatewayError as error:
+        if error.field == "version":
+            error.field = _LOADED
+        raise
+
+
 async def _load(unit: UnitOfWork, principal: Principal, clock: Clock, config: Document) -> Payload:
-    field = "operationConfig.loadState.modelPackageArn"
-    version = await find_package(unit, principal.project_id, config["modelPackageArn"], field=field)
-    version.require_present(clock.now(), field=field)
+    version = await find_package(unit, principal.project_id, config["modelPackageArn"], field=_LOADED)
+    version.require_present(clock.now(), field=_LOADED)
     return LoadState(version_id=version.id, optimizer=config["loadOptimizer"])
 
 
