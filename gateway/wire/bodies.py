@@ -41,8 +41,8 @@ class StrictRequest(Request):
     """A request whose body is read once, by ``load``, under the rules of this module.
 
     A media type that a route takes beside JSON is left to the route: ``body()`` gives its bytes, decompressed. Without
-    ``media_types`` every body is. A body that is too large is not kept; ``excess`` says of one that was read to
-    its end, up to ``max_drained`` bytes, what it was.
+    ``media_types`` every body is. A body that is too large is not kept, but up to ``max_drained`` bytes are
+    read, so that its sender hears the answer; ``excess`` says what it was.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class StrictRequest(Request):
                 chunks.append(chunk)
                 continue
             if size > self._max_drained:
-                raise BodyTooLarge(self._max_bytes)  # a little over is read to its end, so that its sender hears this
+                raise BodyTooLarge(self._max_bytes)
             if excess is None:
                 excess = Excess(b"".join(chunks))
                 chunks.clear()
