@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Awaitable, Sequence
+from typing import NoReturn, TypeVar, cast
 
 from gateway.core.adapter_files import WEIGHTS_NAME, BadAdapter, read_adapter
 from gateway.core.canary import Canary, CanaryMismatch, judge
@@ -15,6 +15,8 @@ from gateway.core.validation import check_tokens
 from gateway.core.versions import CanaryReport, Version, VersionKind
 from gateway.engines.answers import EngineFault, UnknownAdapter
 from gateway.engines.vllm import Count, Vllm
+
+T = TypeVar("T")
 
 
 async def admit(engine: Vllm, version: Version, base: BaseModel, artifacts: Artifacts, probes: Probes) -> CanaryReport:
@@ -57,13 +59,24 @@ async def _judged(
     await _load(engine, version, base, canary, artifacts, count)
     try:
         by_generating = version.lora.train_unembed and not engine.exact_prompt_scores
-        scores = await _scores(engine, version.id, canary, count, by_generating=by_generating)
-        control = await _scores(engine, base.name, canary, count, by_generating=by_generating)
+        scores, control = await _both(
+            _scores(engine, version.id, canary, count, by_generating=by_generating),
+            _scores(engine, base.name, canary, count, by_generating=by_generating),
+        )
         seconds = time.monotonic() - started
         return judge(canary, scores, control, dtype=base.dtype, engine=engine.url, seconds=seconds)
     except (EngineFault, Invalid) as error:
         await engine.unload_adapter(version.id)
         await _refuse(engine, base, canary, error, count)
+
+
+async def _both(first: Awaitable[T], second: Awaitable[T]) -> tuple[T, T]:
+    """Await two calls of the engine at once. One that fails does not end the other: what it counts must be heard."""
+    one, other = await asyncio.gather(first, second, return_exceptions=True)
+    for outcome in (one, other):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return cast("T", one), cast("T", other)
 
 
 def _read(artifacts: Artifacts, version: Version, base: BaseModel) -> Manifest:

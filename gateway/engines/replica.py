@@ -105,7 +105,7 @@ class Replica:
             return report
 
         with self._watched():
-            return await self.loaded.ensure(version.id, judged, again=occasion is Occasion.VERIFY)
+            return await self.loaded.ensure(version.id, judged, occasion)
 
     async def release(self, version: Version) -> bool:
         """Unload a version that nobody may ask for any more; return whether the engine cannot read its files again.

@@ -1,8 +1,8 @@
 """Which versions one engine holds, and who may use them now.
 
-Invariants: at most ``max_loras - 1`` distinct versions are in use at once (a slot stays free for a publication);
-one version is loaded at a time; a version in use is never unloaded; sessions take turns, and the versions of one
-session wait in the order they were first asked for.
+Invariants: at most ``max_loras - 1`` distinct versions are in use at once; the last slot is that of publications, which
+wait for each other and for nobody else; one version in use is loaded at a time; a version in use is never unloaded;
+sessions take turns, and the versions of one session wait in the order they were first asked for.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from gateway.core.ids import SessionId, VersionId
-from gateway.core.versions import CanaryReport
+from gateway.core.versions import CanaryReport, Occasion
 
 Waiter = asyncio.Future[None]
 
@@ -109,7 +109,7 @@ class LoadedVersions:
         self.capacity = capacity
         self._unload = unload
         self._reports: OrderedDict[VersionId, CanaryReport] = OrderedDict()
-        self._loading = asyncio.Lock()
+        self._loading, self._publishing = asyncio.Lock(), asyncio.Lock()
         self._losses = 0
 
     def __len__(self) -> int:
@@ -128,15 +128,17 @@ class LoadedVersions:
         self._losses += 1
 
     async def ensure(
-        self, version_id: VersionId, load: Callable[[], Awaitable[CanaryReport]], *, again: bool = False
+        self, version_id: VersionId, load: Callable[[], Awaitable[CanaryReport]], occasion: Occasion
     ) -> CanaryReport:
         """Return the report of ``version_id``, loading it through the gate (``load``) when it is not here.
 
-        With ``again`` it goes through the gate in any case; whatever fails there is not held any more.
+        Whoever does not publish holds a turn. To verify, it goes through the gate in any case; whatever fails there is
+        not held any more.
         """
+        again = occasion is Occasion.VERIFY
         if not again and (report := self._touched(version_id)) is not None:
             return report
-        async with self._loading:
+        async with self._publishing if occasion is Occasion.PUBLISH else self._loading:
             if not again and (report := self._touched(version_id)) is not None:
                 return report
             self.forget(version_id)
@@ -149,7 +151,7 @@ class LoadedVersions:
 
     async def drop(self, version_id: VersionId) -> None:
         """Unload a version, unless it is in use."""
-        async with self._loading:
+        async with self._publishing, self._loading:
             if not self._turns.in_use(version_id):
                 self.forget(version_id)
                 await self._unload(version_id)

@@ -24,7 +24,7 @@ def test_more_versions_than_slots_answer_each_for_itself_while_others_are_publis
 
         seen = crowd.run(world, quiet, requests=40, publications=3)
 
-    assert (seen.asked, list(seen.wrong), len(seen.published_s)) == (40, [], 3)
+    assert (seen.asked, list(seen.wrong), len(seen.published)) == (40, [], 3)
     assert seen.smallest_margin >= 2.0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.core.ids import SessionId, VersionId
-from gateway.core.versions import CanaryReport
+from gateway.core.versions import CanaryReport, Occasion
 from gateway.engines.vllm_adapters import LoadedVersions, Turns
 
 A, B, C = VersionId("ver-a"), VersionId("ver-b"), VersionId("ver-c")
@@ -170,9 +170,34 @@ class Shelf:
 async def test_a_version_is_loaded_once_for_all_who_ask_at_the_same_time() -> None:
     shelf = Shelf(Turns(2), capacity=2)
 
-    await asyncio.gather(*(shelf.loaded.ensure(A, shelf.loader(A)) for _ in range(5)))
+    await asyncio.gather(*(shelf.loaded.ensure(A, shelf.loader(A), Occasion.LOAD) for _ in range(5)))
 
     assert shelf.loads == [A]
+
+
+async def test_a_publication_and_the_loads_do_not_wait_for_each_other() -> None:
+    shelf, slow = Shelf(Turns(2), capacity=4), asyncio.Event()
+
+    async def stuck() -> CanaryReport:
+        await slow.wait()
+        return REPORT
+
+    load = asyncio.create_task(shelf.loaded.ensure(A, stuck, Occasion.LOAD))
+    behind = asyncio.create_task(shelf.loaded.ensure(B, shelf.loader(B), Occasion.LOAD))
+    await settle()
+    await shelf.loaded.ensure(C, shelf.loader(C), Occasion.PUBLISH)
+    assert (shelf.loads, load.done(), behind.done()) == ([C], False, False)
+    slow.set()
+    await asyncio.gather(load, behind)
+
+    slow.clear()
+    publication = asyncio.create_task(shelf.loaded.ensure(VersionId("ver-d"), stuck, Occasion.PUBLISH))
+    next_one = asyncio.create_task(shelf.loaded.ensure(VersionId("ver-e"), shelf.loader(A), Occasion.PUBLISH))
+    await settle()
+    await shelf.loaded.ensure(VersionId("ver-f"), shelf.loader(B), Occasion.LOAD)
+    assert (publication.done(), next_one.done()) == (False, False)  # publications have one slot
+    slow.set()
+    await asyncio.gather(publication, next_one)
 
 
 async def test_the_least_recently_used_idle_version_is_unloaded() -> None:
@@ -180,7 +205,7 @@ async def test_the_least_recently_used_idle_version_is_unloaded() -> None:
     shelf = Shelf(turns, capacity=2)
     async with turns.turn(A, S):
         for version_id in (A, B, C):
-            await shelf.loaded.ensure(version_id, shelf.loader(version_id))
+            await shelf.loaded.ensure(version_id, shelf.loader(version_id), Occasion.LOAD)
 
     assert shelf.unloads == [B]  # A is older, but in use
     assert [version_id in shelf.loaded for version_id in (A, B, C)] == [True, False, True]
@@ -188,12 +213,12 @@ async def test_the_least_recently_used_idle_version_is_unloaded() -> None:
 
 async def test_what_was_loaded_before_the_engine_was_lost_is_not_trusted() -> None:
     shelf = Shelf(Turns(2), capacity=2)
-    await shelf.loaded.ensure(A, shelf.loader(A))
+    await shelf.loaded.ensure(A, shelf.loader(A), Occasion.LOAD)
 
     async def lost_midway() -> CanaryReport:
         shelf.loaded.forget_all()
         return REPORT
 
-    await shelf.loaded.ensure(B, lost_midway)
+    await shelf.loaded.ensure(B, lost_midway, Occasion.LOAD)
 
     assert (A in shelf.loaded, B in shelf.loaded, len(shelf.loaded)) == (False, False, 0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tests.registry.world import Answer, World, lesson, words
+from tests.registry.world import Answer, Publication, World, lesson, words
 
 PROMPT = words(4242, 8)
 WORKERS = 24
@@ -18,7 +18,7 @@ class Crowd:
 
     asked: int
     wrong: Sequence[str]
-    published_s: Sequence[float]
+    published: Sequence[Publication]
     smallest_margin: float
 
 
@@ -38,7 +38,7 @@ def control(world: World, quiet: Sequence[Answer]) -> list[str]:
 def run(world: World, quiet: Sequence[Answer], *, requests: int, publications: int, seed: int = 1) -> Crowd:
     """Ask ``requests`` times for versions in random order while a session publishes ``publications`` more."""
     order = [random.Random(seed).choice(quiet) for _ in range(requests)]
-    published: list[float] = []
+    published: list[Publication] = []
     session = world.open()
     failures: list[BaseException] = []
 
@@ -48,7 +48,7 @@ def run(world: World, quiet: Sequence[Answer], *, requests: int, publications: i
                 own = World(world.stack, client)
                 for number in range(publications):
                     own.step(session, [lesson(words(900 + number, 16), prompt=4)], learning_rate=1e-3)
-                    published.append(own.seconds_to_publish(session))
+                    published.append(own.publication(session))
         except BaseException as error:
             failures.append(error)
 
@@ -61,7 +61,7 @@ def run(world: World, quiet: Sequence[Answer], *, requests: int, publications: i
     return Crowd(
         asked=requests,
         wrong=wrong,
-        published_s=published,
+        published=published,
         smallest_margin=min(answer.margin for answer in quiet),
     )
 

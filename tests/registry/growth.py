@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.registry.world import World, lesson, words
+from tests.registry.world import Publication, World, lesson, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +33,22 @@ class Footprint:
 class Growth:
     first: Footprint
     last: Footprint
-    published_s: Sequence[float]
+    published: Sequence[Publication]
 
 
 def run(world: World, *, engine_group: int, publications: int, settled: int) -> Growth:
     """Publish ``publications`` times; compare the footprint at the end with that after ``settled``."""
     session = world.open()
-    seconds: list[float] = []
+    published: list[Publication] = []
     first = None
     for number in range(publications):
         world.step(session, [lesson(words(number, 16), prompt=4)], learning_rate=1e-4)
-        seconds.append(world.seconds_to_publish(session))
+        published.append(world.publication(session))
         world.answer(session_version(world, session), words(number, 8))
         if number + 1 == settled:
             first = footprint(world, engine_group)
     assert first is not None
-    return Growth(first=first, last=footprint(world, engine_group), published_s=seconds)
+    return Growth(first=first, last=footprint(world, engine_group), published=published)
 
 
 def session_version(world: World, session: str) -> str:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -24,6 +25,18 @@ class Answer:
     version: str
     tokens: tuple[int, ...]
     margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Where the seconds of a save went, as its caller saw them (``total_s``): until the trainer took it, until its
+    files were staged, until the gate began with it (and its verdict was recorded), in the gate."""
+
+    total_s: float
+    queued_s: float
+    staged_s: float
+    waited_s: float
+    gate_s: float
 
 
 def words(seed: int, length: int) -> list[int]:
@@ -100,11 +113,29 @@ class World:
         assert answer.json()["version"] == version
         return answer.json()["logprobs"][1:]
 
-    def seconds_to_publish(self, session: str) -> float:
-        """Save, and wait until it resolves: staged, through the gate, recorded."""
+    def publication(self, session: str) -> "Publication":
+        """Save, wait until it resolves (staged, through the gate, recorded), and say where the time went."""
         began = time.perf_counter()
-        self.save(session)
-        return time.perf_counter() - began
+        operation = self.stack.run(self.client, session, "save_weights")
+        total_s = time.perf_counter() - began
+        version = self.client.get(f"/versions/{operation['result']['version_id']}").json()
+        asked, started, staged, published = (
+            datetime.fromisoformat(moment).timestamp()
+            for moment in (
+                operation["created_at"],
+                operation["started_at"],
+                version["created_at"],
+                version["published_at"],
+            )
+        )
+        gate_s = version["canary"]["seconds"]
+        return Publication(
+            total_s=total_s,
+            queued_s=started - asked,
+            staged_s=staged - started,
+            waited_s=published - staged - gate_s,
+            gate_s=gate_s,
+        )
 
 
 @contextmanager
