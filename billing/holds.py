@@ -78,6 +78,11 @@ def beat(connection: Connection, owner: str, *, at: int) -> None:
     )
 
 
+def living(connection: Connection, *, at: int) -> Sequence[str]:
+    """Return the processes that have said that they live."""
+    return connection.execute(select(holders.c.owner).where(holders.c.expires_at > at)).scalars().all()
+
+
 def leave(connection: Connection, owner: str) -> None:
     """``owner`` ends in order and has nothing open any more."""
     connection.execute(delete(holders).where(holders.c.owner == owner))

@@ -11,10 +11,12 @@ import structlog
 
 from gateway.core.clock import Clock
 from gateway.core.ports import Artifacts, Database, Engines
+from gateway.core.versions import Version
 
 INTERVAL_S = 1.0
 LOST_KEPT = timedelta(days=1)
 PURGED_AT_ONCE = 16
+USED_FOR = timedelta(seconds=30)  # that a gateway works with a deleted version is said anew at every turn
 
 
 class Sweeper:
@@ -70,9 +72,18 @@ class Sweeper:
         now = self._clock.now()
         async with self._database.read() as unit:
             due = await unit.upkeep.deleted_before(now - self._undelete, limit=PURGED_AT_ONCE)
+        used = [version.id for version in due if self._engines.in_use(version)]
+        if used:
+            async with self._database.write() as unit:
+                await unit.upkeep.used(used, until=now + USED_FOR)
         for version in due:
-            if await self._engines.release(version):
+            if version.id not in used and await self._engines.release(version) and not await self._used(version):
                 await asyncio.to_thread(self._artifacts.remove, version.location)
                 async with self._database.write() as unit:
                     await unit.upkeep.purged(version.id, at=now)
                 self._log.info("version purged", version_id=version.id)
+
+    async def _used(self, version: Version) -> bool:
+        """Ask whether another gateway works with ``version``: it had the seconds that a release takes to say so."""
+        async with self._database.read() as unit:
+            return await unit.upkeep.is_used(version.id, at=self._clock.now())

@@ -5,7 +5,7 @@ dies in between has left nothing half done, and another one goes on within secon
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from sqlalchemy import Connection
@@ -18,6 +18,7 @@ from gateway.core.ids import KeyId, ProjectId, new_sample_id
 from gateway.core.ports import Engines
 from gateway.core.usage import Meter, UsageFact, house_facts
 from gateway.ledger import PriceSheet
+from gateway.processes import is_gone
 from gateway.store import SqlDatabase
 
 POST_EVERY_S = 0.5
@@ -52,14 +53,15 @@ class Biller:
                 jobs.create_task(self._repeat(job, every_s))
 
     async def beat(self) -> None:
-        """Say that this process lives, and release what dead ones held."""
+        """Say that this process lives, release what dead ones held, and divide the engines among the living."""
         now = micros(self._clock.now())
 
-        def work(connection: Connection) -> int:
+        def work(connection: Connection) -> tuple[int, Sequence[str]]:
             holds.beat(connection, self._owner, at=now)
-            return len(holds.release_dead(connection, at=now))
+            return len(holds.release_dead(connection, at=now)), holds.living(connection, at=now)
 
-        released = await self._database.change(work, durable=False)
+        released, living = await self._database.change(work, durable=False)
+        self._engines.share(max(1, sum(not is_gone(owner) for owner in living)))
         if released:
             self._log.warning("holds of a dead gateway released", calls=released)
 

@@ -8,11 +8,13 @@ sampler.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from gateway.core.errors import Conflict
 from gateway.core.ids import ClientId, KeyId, OperationId, ProjectId, SessionId, VersionId
+
+LIVES = timedelta(minutes=10)  # after its last sign of life, what a client's samplers stay with is in use
 
 _ADDRESS = re.compile(r"(client-[0-9a-z]{26}):(train|sample):(0|[1-9][0-9]{0,8})", re.ASCII)
 

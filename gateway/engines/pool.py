@@ -138,7 +138,7 @@ class EnginePool:
         for attempt in (1, 2):
             try:
                 async with (
-                    replica.gate.turn(target.project_id, sequences=size.sequences, tokens=size.tokens),
+                    replica.turn(target, sequences=size.sequences, tokens=size.tokens),
                     replica.serving(target.version) as model,
                     aclosing(replica.engine.stream(model, route, body, stop)) as chunks,
                 ):
@@ -211,6 +211,14 @@ class EnginePool:
             raise away
         return checks
 
+    def share(self, among: int) -> None:
+        for replicas in self._replicas.values():
+            for replica in replicas:
+                replica.share(among)
+
+    def in_use(self, version: Version) -> bool:
+        return any(replica.in_use(version.id) for replica in self._replicas.get(version.base_model, ()))
+
     async def release(self, version: Version) -> bool:
         """As the port says. An engine that cannot be asked may still read the files."""
         replicas = self._replicas.get(version.base_model, ())
@@ -264,7 +272,7 @@ class EnginePool:
 
     async def _answer(self, target: Target, ask: Callable[[Replica, str], Awaitable[T]], size: _Size) -> T:
         replica = self._choose(_checked(target))
-        async with replica.gate.turn(target.project_id, sequences=size.sequences, tokens=size.tokens):
+        async with replica.turn(target, sequences=size.sequences, tokens=size.tokens):
             try:
                 async with replica.serving(target.version) as model:
                     return await ask(replica, model)

@@ -1,6 +1,7 @@
 """One engine as the pool uses it: its client, its turns, what it holds, whether it was lost."""
 
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import datetime
@@ -10,7 +11,7 @@ from gateway.core.catalog import BaseModel
 from gateway.core.errors import Conflict
 from gateway.core.ids import VersionId
 from gateway.core.ports import Artifacts, CorruptArtifact, Probe, Probes
-from gateway.core.sampling import TokenCounts
+from gateway.core.sampling import Target, TokenCounts
 from gateway.core.versions import CanaryReport, Check, Occasion, Version
 from gateway.engines import gate
 from gateway.engines.answers import EngineLost
@@ -56,10 +57,16 @@ class Replica:
         self._now = now
         self._witness = witness
         self._turns = Turns(max(1, base.max_loras - 1))
+        self._asked: Counter[VersionId] = Counter()
         self._quiet_since: dict[VersionId, float] = {}
         self.loaded = LoadedVersions(
             self._turns, capacity=CPU_LORAS_PER_SLOT * base.max_loras, unload=self.engine.unload_adapter
         )
+
+    def share(self, among: int) -> None:
+        """So many gateways use the engine: use no more than this one's part of its slots, but one at least."""
+        self._turns.resize(max(1, (self.base.max_loras - 1) // among))
+        self.loaded.capacity = max(1, CPU_LORAS_PER_SLOT * self.base.max_loras // among)
 
     @property
     def versions_in_use(self) -> int:
@@ -107,13 +114,17 @@ class Replica:
         with self._watched():
             return await self.loaded.ensure(version.id, judged, occasion)
 
+    def in_use(self, version_id: VersionId) -> bool:
+        """Say whether a call that was let in or waits here needs the version."""
+        return self._asked[version_id] > 0 or self._turns.in_use(version_id)
+
     async def release(self, version: Version) -> bool:
         """Unload a version that nobody may ask for any more; return whether the engine cannot read its files again.
 
         The engine keeps what it was told to unload while requests for it run, and reads the files again when it had to
         make room meanwhile. So it must say, twice and some seconds apart, that it works on none.
         """
-        if self._turns.in_use(version.id):
+        if self.in_use(version.id):
             return False
         with self._watched():
             await self.loaded.drop(version.id)
@@ -125,6 +136,21 @@ class Replica:
             return False
         del self._quiet_since[version.id]
         return True
+
+    @asynccontextmanager
+    async def turn(self, target: Target, *, sequences: int, tokens: int) -> AsyncGenerator[None]:
+        """Wait for room for a call and hold it; its version is in use from the moment that it waits."""
+        asked = None if target.version is None else target.version.id
+        if asked is not None:
+            self._asked[asked] += 1
+        try:
+            async with self.gate.turn(target.project_id, sequences=sequences, tokens=tokens):
+                yield
+        finally:
+            if asked is not None:
+                self._asked[asked] -= 1
+                if not self._asked[asked]:
+                    del self._asked[asked]
 
     @asynccontextmanager
     async def serving(self, version: Version | None) -> AsyncGenerator[str]:

@@ -39,6 +39,11 @@ class Turns:
         """Say whether a request holds a turn of this version or waits for one."""
         return version_id in self._using or any(version_id in queues for queues in self._waiting.values())
 
+    def resize(self, limit: int) -> None:
+        """Let ``limit`` versions in from now on; those that are in beyond it stay until they leave."""
+        self._limit = limit
+        self._let_in()
+
     @asynccontextmanager
     async def turn(self, version_id: VersionId, session_id: SessionId) -> AsyncGenerator[None]:
         """Hold one reference to ``version_id``, which ``session_id`` saved."""

@@ -6,12 +6,14 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 
+from gateway.core.clients import LIVES, Seat
 from gateway.core.errors import Conflict, NotFound
-from gateway.core.ids import KeyId, ProjectId, VersionId, new_event_id
+from gateway.core.ids import ClientId, KeyId, ProjectId, VersionId, new_event_id
 from gateway.core.operations import Status
 from gateway.core.payloads import LoadState, OperationKind
 from gateway.core.versions import Event, Labels, Version, VersionEvent, VersionState
 from gateway.store.blobs import SqlBlobStore
+from gateway.store.client_tables import clients, samplers
 from gateway.store.sessions import lock_session
 from gateway.store.tables import LIVE, operations
 from gateway.store.text import missing, storable
@@ -87,7 +89,7 @@ class SqlRegistry:
     ) -> Version:
         version = await self._locked(project_id, version_id)
         if version.deleted_at is None:
-            await self._guard(version, force=force)
+            await self._guard(version, force=force, at=at)
             await self._change(version.id, deleted_at=at)
             await self._note(version.id, Event.DELETED, at, by)
         return await read_version(self._transaction, project_id, version_id)
@@ -157,7 +159,7 @@ class SqlRegistry:
         )
         return None if row is None else version_of(row)
 
-    async def _guard(self, version: Version, *, force: bool) -> None:
+    async def _guard(self, version: Version, *, force: bool, at: datetime) -> None:
         """Raise when deleting ``version`` would take from under somebody what he relies on."""
         named = (await self.aliases_of([version.id])).get(version.id)
         if named:
@@ -175,11 +177,33 @@ class SqlRegistry:
                 f"the live session {version.session_id} answers with {version.address}; force deletes it all the same",
                 code="version_in_use",
             )
+        if (pinned := await self._pinned_by(version, at)) is not None:
+            raise Conflict(
+                f"the sampler {pinned.sampler_address} answers with {version.address}; force deletes it all the same",
+                code="version_in_use",
+            )
         if not live and not await self._has_sibling(version):
             raise Conflict(
                 f"{version.address} is all that is left of session {version.session_id}; force deletes it all the same",
                 code="only_copy",
             )
+
+    async def _pinned_by(self, version: Version, at: datetime) -> Seat | None:
+        """Return the seat of a sampler that stays with ``version`` and belongs to a program that lives."""
+        row = await self._transaction.first(
+            select(samplers.c.client_id, samplers.c.client_number)
+            .join(clients, clients.c.id == samplers.c.client_id)
+            .where(
+                and_(
+                    or_(samplers.c.version_id == version.id, samplers.c.operation_id == version.operation_id),
+                    clients.c.project_id == version.project_id,
+                    clients.c.finished_at.is_(None),
+                    clients.c.seen_at > at - LIVES,
+                )
+            )
+            .limit(1)
+        )
+        return None if row is None else Seat(client_id=ClientId(row["client_id"]), number=row["client_number"])
 
     async def _being_published(self, version: Version) -> bool:
         return (

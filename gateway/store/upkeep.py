@@ -41,6 +41,15 @@ class SqlUpkeep:
         )
         return [version_of(row) for row in rows]
 
+    async def used(self, version_ids: Sequence[VersionId], *, until: datetime) -> None:
+        await self._transaction.write(update(versions).where(versions.c.id.in_(version_ids)).values(used_until=until))
+
+    async def is_used(self, version_id: VersionId, *, at: datetime) -> bool:
+        row = await self._transaction.first(
+            select(versions.c.id).where(and_(versions.c.id == version_id, versions.c.used_until > at))
+        )
+        return row is not None
+
     async def purged(self, version_id: VersionId, *, at: datetime) -> None:
         changed = await self._transaction.write(
             update(versions)

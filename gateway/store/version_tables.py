@@ -63,6 +63,7 @@ versions = Table(
     Column("purged_at", UtcMicros, comment="When its files were removed"),
     Column("base_sha256", Text, comment="Hash of the base model's files; null: not recorded"),
     Column("code_version", Text, comment="Release that trained it; null: not recorded"),
+    Column("used_until", UtcMicros, comment="Deleted, yet a gateway works with it: its files stay until then"),
     one_of("kind", VersionKind),
     one_of("state", VersionState),
     CheckConstraint("number >= 1", name="number"),

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
+from gateway.core.clients import LIVES, Finish, Sampler, Seat
 from gateway.core.errors import Conflict, Invalid, NotFound
 from gateway.core.ids import VersionId
 from gateway.core.operations import Status
@@ -15,6 +16,7 @@ from gateway.core.sessions import Session
 from gateway.core.versions import Check, Event, Labels, Occasion, Version, VersionFilter, VersionKind, VersionState
 from gateway.store.columns import micros
 from tests.store.bench import REPORT, Bench, HandClock, new_version, open_bench
+from tests.store.test_clients import client_of
 
 WINDOW = timedelta(hours=1)
 
@@ -269,6 +271,43 @@ async def test_what_a_live_session_answers_with_is_deleted_only_by_force(bench: 
 
     assert await refusal(bench, saved.version_id) == "version_in_use"
     assert (await delete(bench, saved.version_id, force=True)).deleted_at is not None
+
+
+@pytest.mark.parametrize("made_by_a_save", [False, True])
+async def test_what_a_living_programs_sampler_stays_with_is_deleted_only_by_force(
+    bench: Bench, made_by_a_save: bool
+) -> None:
+    session = await bench.open()
+    saved = await saved_state(bench, session)
+    await saved_state(bench, session)
+    client = await client_of(bench)
+    sampler = Sampler(
+        seat=Seat(client_id=client.id, number=0),
+        project_id=bench.project_id,
+        base_model=session.base_model,
+        version_id=None if made_by_a_save else saved.version_id,
+        operation_id=(await version(bench, saved.version_id)).operation_id if made_by_a_save else None,
+        session_id=None,
+        copies=0,
+        created_at=bench.clock.now(),
+    )
+    async with bench.database.write() as unit:
+        await unit.clients.add_sampler(sampler)
+
+    assert await refusal(bench, saved.version_id) == "version_in_use"
+    bench.clock.advance(LIVES.total_seconds() - 1)
+    assert await refusal(bench, saved.version_id) == "version_in_use"
+    bench.clock.advance(1)
+    assert (await delete(bench, saved.version_id)).deleted_at is not None  # nothing was heard of the program since
+    await undelete(bench, saved.version_id)
+    async with bench.database.write() as unit:
+        await unit.clients.seen(bench.project_id, client.id, bench.clock.now())
+    assert await refusal(bench, saved.version_id) == "version_in_use"
+    assert (await delete(bench, saved.version_id, force=True)).deleted_at is not None
+    await undelete(bench, saved.version_id)
+    async with bench.database.write() as unit:
+        await unit.clients.finish(bench.project_id, client.id, Finish.SUCCESS, None, bench.clock.now())
+    assert (await delete(bench, saved.version_id)).deleted_at is not None
 
 
 async def test_the_only_thing_left_of_an_ended_session_is_deleted_only_by_force(bench: Bench) -> None:

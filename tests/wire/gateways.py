@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,15 +92,7 @@ def running_gateway(
     migrations.upgrade(settings.resolved_database_url)
     keyring = open_keyring(settings)
     keys = asyncio.run(_in_unit(settings, lambda unit: _mint_all(unit, keyring)))
-    port = free_port()
-    environment = {
-        **os.environ,
-        "LOOPLINE_DATA_DIR": str(data_dir),
-        "LOOPLINE_ENGINE_KEY": endpoint.key,
-        "LOOPLINE_PORT": str(port),
-        "LOOPLINE_BASE_MODEL": endpoint.name,
-        **(env or {}),
-    }
+    environment, port = _environment(endpoint, data_dir, env)
     with ExitStack() as running:
         gateway, log = running.enter_context(_process(["-m", "gateway"], environment, data_dir / "gateway.log"))
         if trainer:
@@ -112,6 +104,28 @@ def running_gateway(
         yield started
     warned = [line for line in log.read_text().splitlines() if '"logger":"py.warnings"' in line]
     assert not warned, f"libraries warned the gateway {len(warned)} times, first: {warned[0]}"
+
+
+@contextmanager
+def joined_gateway(first: Gateway, endpoint: EngineEndpoint, *, env: dict[str, str] | None = None) -> Iterator[Gateway]:
+    """Start another gateway on the database, files and engine of ``first``; end it."""
+    environment, port = _environment(endpoint, first.settings.data_dir, env)
+    with _process(["-m", "gateway"], environment, first.log.with_name(f"gateway-{port}.log")) as (process, log):
+        started = replace(first, url=f"http://127.0.0.1:{port}", log=log, process=process)
+        _wait_alive(started)
+        yield started
+
+
+def _environment(endpoint: EngineEndpoint, data_dir: Path, env: dict[str, str] | None) -> tuple[dict[str, str], int]:
+    """Return a gateway's environment, and the port that it will listen on."""
+    port = free_port()
+    ours = {
+        "LOOPLINE_DATA_DIR": str(data_dir),
+        "LOOPLINE_ENGINE_KEY": endpoint.key,
+        "LOOPLINE_PORT": str(port),
+        "LOOPLINE_BASE_MODEL": endpoint.name,
+    }
+    return {**os.environ, **ours, **(env or {})}, port
 
 
 def untrained_model(endpoint: EngineEndpoint) -> str:

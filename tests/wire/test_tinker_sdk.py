@@ -214,6 +214,22 @@ def test_an_inflight_sampler_follows_and_a_snapshot_stays(training: tinker.Train
     assert snapshot.compute_logprobs(prompt).result() == first
 
 
+def test_what_a_sampler_stays_with_is_deleted_by_force_and_then_refused(
+    gateway: Gateway, training: tinker.TrainingClient
+) -> None:
+    sampler = training.save_weights_and_get_sampling_client().result()
+    training.save_weights_and_get_sampling_client().result()
+    with gateway.client() as client:
+        session = client.get("/versions", params={"limit": 1}).json()["data"][0]["group"]
+        refused = client.delete(f"/model_packages/{session}/1")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "version_in_use")
+        assert "sampler" in refused.json()["error"]["message"]
+        assert sampler.sample(model_input([97]), 1, PARAMS).result().sequences
+        assert client.delete(f"/model_packages/{session}/1", params={"force": True}).status_code == 200
+    with pytest.raises(tinker.RequestFailedError, match="was deleted"):
+        sampler.sample(model_input([97]), 1, PARAMS).result()
+
+
 def test_a_custom_loss_steps_on_its_own_gradient(training: tinker.TrainingClient) -> None:
     torch = pytest.importorskip("torch")
     seen: list[float] = []

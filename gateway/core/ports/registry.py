@@ -95,7 +95,8 @@ class Registry(Protocol):
 
         Raises:
             Conflict: ``version_aliased``; ``version_in_use`` by an operation; and, unless ``force``, ``version_in_use``
-                as the latest of a live session, or ``only_copy``: nothing else is left of its ended session.
+                as the latest of a live session or by a sampler that stays with it, of a client that lives; or
+                ``only_copy``: nothing else is left of its ended session.
         """
         ...
 
@@ -126,6 +127,12 @@ class Upkeep(Protocol):
     async def deleted_before(self, moment: datetime, *, limit: int) -> Sequence[Version]:
         """Return what was deleted by ``moment`` and still has files, oldest first."""
         ...
+
+    async def used(self, version_ids: Sequence[VersionId], *, until: datetime) -> None:
+        """Record that a gateway still works with deleted versions: their files must stay until then."""
+        ...
+
+    async def is_used(self, version_id: VersionId, *, at: datetime) -> bool: ...
 
     async def purged(self, version_id: VersionId, *, at: datetime) -> None:
         """Record that the files are gone."""

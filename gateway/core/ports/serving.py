@@ -68,8 +68,17 @@ class Engines(Protocol):
         """
         ...
 
+    def share(self, among: int) -> None:
+        """So many gateways, this one among them, use the engines: their slots are divided evenly."""
+        ...
+
+    def in_use(self, version: Version) -> bool:
+        """Say whether a request of this process works with the version or waits for its turn."""
+        ...
+
     async def release(self, version: Version) -> bool:
-        """Unload a version that is refused to new requests; return whether no engine can read its files any more."""
+        """Unload a version that is refused to new requests; return whether no engine can read its files any more, as
+        far as this process knows."""
         ...
 
     async def publish(self, version: Version) -> CanaryReport:
