@@ -27,6 +27,7 @@ from gateway.core.futures import Futures
 from gateway.departure import Departure
 from gateway.engines.pool import EnginePool
 from gateway.grammars.checker import GrammarChecker
+from gateway.keeper import Keeper
 from gateway.ledger import PriceSheet, ledger_factory
 from gateway.metrics import Metrics
 from gateway.probes import RecordedProbes
@@ -36,6 +37,7 @@ from gateway.scrapes import Scrapes
 from gateway.settings import Settings
 from gateway.store import SERVER_WAIT_S, SqlDatabase, open_database
 from gateway.store.artifact_stores import open_artifacts
+from gateway.store.object_store import ObjectArtifacts
 from gateway.verdicts import Verdicts
 from gateway.wire.deps import State
 from gateway.wire.edge import RequestEdge
@@ -179,6 +181,8 @@ async def _open(
     await opened.enter_async_context(_running(sweeper))
     collector = Collector(database, artifacts, clock, owner)
     await opened.enter_async_context(_running(collector))
+    if isinstance(artifacts, ObjectArtifacts):
+        await opened.enter_async_context(_running(Keeper(engines, artifacts)))
     async with database.write() as unit:
         await local_key(unit, keyring, at=clock.now())
     structlog.stdlib.get_logger("gateway.app").info("ready", base_models=sorted(catalog.models), owner=owner)
@@ -246,7 +250,7 @@ async def _books(database: SqlDatabase, biller: Biller) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def _running(task_of: Sweeper | Collector | Biller) -> AsyncGenerator[None]:
+async def _running(task_of: Sweeper | Collector | Biller | Keeper) -> AsyncGenerator[None]:
     task = create_task(task_of.run(), name=type(task_of).__name__.lower())
     try:
         yield

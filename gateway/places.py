@@ -23,6 +23,11 @@ class Places(BaseSettings):
         description="s3://bucket/prefix for artefacts; unset: the data directory alone",
     )
     object_store_endpoint: str | None = Field(default=None, description="URL of a store that is not Amazon's")
+    object_store_cache_bytes: int = Field(
+        default=64 * 1024**3,
+        ge=0,
+        description="Bytes of its artefacts kept here; what is in use stays beyond it",
+    )
     allow_weak_durability: bool = Field(
         default=False, description="Use also a database that may lose acknowledged work when the power fails"
     )

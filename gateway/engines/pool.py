@@ -219,6 +219,14 @@ class EnginePool:
     def in_use(self, version: Version) -> bool:
         return any(replica.in_use(version.id) for replica in self._replicas.get(version.base_model, ()))
 
+    async def held(self) -> frozenset[str]:
+        replicas = [replica for replicas in self._replicas.values() for replica in replicas]
+        outcomes = await asyncio.gather(*(replica.held() for replica in replicas), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, GatewayError):
+                raise outcome
+        return frozenset(name for names in outcomes if isinstance(names, frozenset) for name in names)
+
     async def release(self, version: Version) -> bool:
         """As the port says. An engine that cannot be asked may still read the files."""
         replicas = self._replicas.get(version.base_model, ())

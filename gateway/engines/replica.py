@@ -118,6 +118,10 @@ class Replica:
         """Say whether a call that was let in or waits here needs the version."""
         return self._asked[version_id] > 0 or self._turns.in_use(version_id)
 
+    async def held(self) -> frozenset[str]:
+        """Return the names that the engine answers to or still works with. Raises Unavailable."""
+        return frozenset(await self.engine.models()) | await self.engine.adapters_in_work()
+
     async def release(self, version: Version) -> bool:
         """Unload a version that nobody may ask for any more; return whether the engine cannot read its files again.
 

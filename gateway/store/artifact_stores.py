@@ -2,6 +2,7 @@
 
 from gateway.places import Places
 from gateway.store.artifacts import LocalArtifacts
+from gateway.store.copies import Copies
 from gateway.store.object_store import ObjectArtifacts
 
 
@@ -10,4 +11,5 @@ def open_artifacts(places: Places) -> LocalArtifacts | ObjectArtifacts:
     local = LocalArtifacts(places.artifact_dir)
     if places.object_store is None:
         return local
-    return ObjectArtifacts(places.object_store, endpoint=places.object_store_endpoint, cache=local)
+    copies = Copies(local, limit_bytes=places.object_store_cache_bytes)
+    return ObjectArtifacts(places.object_store, endpoint=places.object_store_endpoint, cache=local, copies=copies)

@@ -150,6 +150,10 @@ class LocalArtifacts:
             raise ValueError(f"{temporary} was not staged here")
         shutil.rmtree(temporary, ignore_errors=True)
 
+    def locations(self) -> Sequence[str]:
+        """Return all that is committed."""
+        return [path.name for path in self._root.glob("[!.]*")]
+
     def older_than(self, age_s: float) -> Sequence[str]:
         """Return the committed locations that were written longer than ``age_s`` ago."""
         before = time.time() - age_s

@@ -2,13 +2,15 @@
 
 An artefact is there once its manifest is, which is uploaded last and removed first. What is brought here appears whole
 and under hashes that were checked; what is found damaged here is thrown away and brought again. Keys are
-``<prefix><location>/<file>``; a location is never written with other content, so the cache is never out of date.
+``<prefix><location>/<file>``; a location is never written with other content, so the cache is never out of date. It is
+bounded, see ``copies``.
 """
 
 import errno
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,6 +24,7 @@ from gateway.core.errors import Unavailable
 from gateway.core.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from gateway.core.ports import CorruptArtifact
 from gateway.store.artifacts import LocalArtifacts
+from gateway.store.copies import Copies
 
 _URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([a-zA-Z0-9._/-]{1,200}))?")
 _AWAY = (BotoCoreError, ClientError, Boto3Error)
@@ -31,7 +34,8 @@ _REMOVED_AT_ONCE = 1000
 
 
 class ObjectArtifacts:
-    """Artifacts in the bucket and below the prefix that ``url`` names (``s3://bucket/prefix``), cached in ``cache``.
+    """Artifacts in the bucket and below the prefix that ``url`` names (``s3://bucket/prefix``), cached in ``cache``,
+    which ``copies`` keeps small.
 
     Credentials and region are those of the environment, as boto3 finds them. ``endpoint`` is where the store answers
     when that is not Amazon's.
@@ -40,13 +44,13 @@ class ObjectArtifacts:
         ValueError: ``url`` is none.
     """
 
-    def __init__(self, url: str, *, endpoint: str | None, cache: LocalArtifacts) -> None:
+    def __init__(self, url: str, *, endpoint: str | None, cache: LocalArtifacts, copies: Copies) -> None:
         found = _URL.fullmatch(url)
         if found is None:
             raise ValueError(f"{url!r} is not of the form s3://bucket/prefix")
         self._bucket = found[1]
         self._prefix = f"{found[2].strip('/')}/" if found[2] else ""
-        self._cache = cache
+        self._cache, self._copies = cache, copies
         session: Any = boto3.Session()
         self._s3: Any = session.client(
             "s3",
@@ -69,6 +73,7 @@ class ObjectArtifacts:
 
     def fetch(self, location: str, manifest_sha256: str | None) -> Manifest:
         """As the port says."""
+        self._copies.note_use(location)
         try:
             return self._cache.fetch(location, manifest_sha256)
         except CorruptArtifact:
@@ -77,6 +82,7 @@ class ObjectArtifacts:
 
     def verify(self, location: str, manifest_sha256: str | None) -> Manifest:
         """As the port says. A copy that was damaged here is replaced by the store's."""
+        self._copies.note_use(location)
         try:
             return self._cache.verify(location, manifest_sha256)
         except CorruptArtifact:
@@ -99,7 +105,9 @@ class ObjectArtifacts:
             self._s3.put_object(Bucket=self._bucket, Key=self._key(location, MANIFEST_NAME), Body=manifest.to_json())
         except _AWAY as error:
             raise OSError(errno.EIO, f"the object store did not take {location}: {error}") from error
-        return self._cache.commit(temporary, manifest)
+        sha256 = self._cache.commit(temporary, manifest)
+        self._trim()
+        return sha256
 
     def discard(self, temporary: Path) -> None:
         self._cache.discard(temporary)
@@ -138,6 +146,26 @@ class ObjectArtifacts:
             if location not in committed:
                 self._cache.remove(location)
 
+    def note_use(self, version_ids: Collection[str]) -> None:
+        """Keep this machine's copies of these versions for a while longer."""
+        for location in self._cache.locations():
+            if location.rpartition("-")[0] in version_ids:
+                self._copies.note_use(location)
+
+    def _trim(self) -> None:
+        with suppress(*_AWAY):  # nothing is known to be stored then, and nothing goes
+            self._copies.trim(self._is_stored)
+
+    def _is_stored(self, location: str) -> bool:
+        """A store that was set up after a directory had been used does not have what that holds."""
+        try:
+            self._s3.head_object(Bucket=self._bucket, Key=self._key(location, MANIFEST_NAME))
+        except ClientError as error:
+            if error.response["Error"]["Code"] in _MISSING:
+                return False
+            raise
+        return True
+
     def _bring(self, location: str, manifest_sha256: str | None) -> None:
         """Make the cache's copy anew from the store's.
 
@@ -161,6 +189,7 @@ class ObjectArtifacts:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     self._s3.download_file(self._bucket, self._key(location, name), str(target))
                 (directory / MANIFEST_NAME).write_bytes(text)
+            self._trim()
         except ClientError as error:
             if error.response["Error"]["Code"] in _MISSING:
                 raise CorruptArtifact(f"{location}: the store does not have all of it") from error

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,6 +14,7 @@ from gateway.core.sampling import Generation, SampleRequest, SamplingParams, Tar
 from gateway.core.scripted import scripted_logprob
 from gateway.core.versions import NewVersion, Version
 from gateway.engines.pool import EnginePool
+from gateway.keeper import Keeper
 from gateway.store import LocalArtifacts, SqlDatabase
 from tests.engines.artifacts import SEQUENCE, stage_scripted
 from tests.engines.fixtures import EngineProcess, base_model_of, until
@@ -124,3 +125,23 @@ async def test_gateways_divide_an_engines_slots_and_take_them_back(
     for name in "ghijkl":
         await here.publish(stage_scripted(artifacts, name))
     assert [slots.loaded for slots in here.slots()] == [8]
+
+
+async def test_what_an_engine_holds_is_known_whoever_loaded_it(
+    pools: tuple[EnginePool, EnginePool], artifacts: LocalArtifacts, own_engine: tuple[EngineProcess, EngineEndpoint]
+) -> None:
+    here, there = pools
+    mine, theirs = stage_scripted(artifacts, "mine"), stage_scripted(artifacts, "theirs")
+    await here.publish(mine)
+    await there.publish(theirs)
+    noted: list[Collection[str]] = []
+
+    class Noting:
+        def note_use(self, version_ids: Collection[str]) -> None:
+            noted.append(version_ids)
+
+    await Keeper(here, Noting()).keep()
+    own_engine[0].stop()
+    await Keeper(here, Noting()).keep()
+    assert [{mine.id, theirs.id} <= set(held) for held in noted] == [True, False]
+    assert noted[1] == frozenset()

@@ -1,5 +1,7 @@
 """Artefacts in an object store: the same rules as in a directory, on two machines that share nothing else."""
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,12 @@ from gateway.core.ports import CorruptArtifact
 from gateway.settings import Settings
 from gateway.store.artifact_stores import open_artifacts
 from gateway.store.artifacts import LocalArtifacts
+from gateway.store.copies import KEPT_S, Copies
 from gateway.store.object_store import ObjectArtifacts
 from tests.store.s3 import BUCKET, CREDENTIALS, s3_client, s3_server
 from tests.store.test_artifacts import LOCATION, _add, _flip_a_bit, _remove, _remove_manifest, _rewrite_manifest, write
 
-Machine = Callable[[str], ObjectArtifacts]
+Machine = Callable[..., ObjectArtifacts]
 
 KEYS = [f"here/{LOCATION}/{name}" for name in ("adapter_config.json", "deep/weights.safetensors", MANIFEST_NAME)]
 
@@ -36,15 +39,15 @@ def s3(endpoint: str) -> Any:
 
 
 @pytest.fixture
-def machine(
-    s3: Any, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], ObjectArtifacts]:
+def machine(s3: Any, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Return the store as a machine of that name sees it: with a cache of its own."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
 
-    def open_on(name: str) -> ObjectArtifacts:
-        return ObjectArtifacts(f"s3://{BUCKET}/here", endpoint=endpoint, cache=LocalArtifacts(tmp_path / name))
+    def open_on(name: str, limit_bytes: int = 2**30) -> ObjectArtifacts:
+        cache = LocalArtifacts(tmp_path / name)
+        copies = Copies(cache, limit_bytes=limit_bytes, trim_every_s=0)
+        return ObjectArtifacts(f"s3://{BUCKET}/here", endpoint=endpoint, cache=cache, copies=copies)
 
     return open_on
 
@@ -119,12 +122,53 @@ def test_an_artefact_is_there_with_its_manifest_and_gone_with_it(machine: Machin
     assert not other.path(LOCATION).exists()
 
 
+def test_copies_beyond_the_bound_go_the_longest_unused_first_and_come_back_when_they_are_read(
+    machine: Machine,
+) -> None:
+    written = [write(machine("a"), f"ver-{number}-e1") for number in range(4)]
+    here = machine("b", limit_bytes=25_000)  # two of about 10,500 bytes
+
+    def is_here(number: int) -> bool:
+        return here.path(f"ver-{number}-e1").exists()
+
+    def bring(number: int) -> None:
+        assert here.verify(f"ver-{number}-e1", written[number][1]) == written[number][0]
+
+    def rest(number: int, seconds: float) -> None:
+        used = time.time() - KEPT_S - seconds
+        os.utime(here.path(f"ver-{number}-e1") / MANIFEST_NAME, (used, used))
+
+    for number in range(3):
+        bring(number)
+    assert [is_here(number) for number in range(4)] == [True, True, True, False]  # all were used just now
+    rest(0, 10), rest(1, 30), rest(2, 20)
+    here.note_use(["ver-1"])  # an engine holds it
+    bring(3)
+    assert [is_here(number) for number in range(4)] == [False, True, False, True]
+    rest(1, 10)
+    bring(0)
+    assert [is_here(number) for number in range(4)] == [True, False, False, True]
+
+
+def test_a_copy_that_the_store_does_not_have_is_never_the_one_to_go(machine: Machine, s3: Any) -> None:
+    here = machine("a", limit_bytes=0)
+    write(here, "ver-0-e1")
+    used = time.time() - KEPT_S - 1
+    os.utime(here.path("ver-0-e1") / MANIFEST_NAME, (used, used))
+    s3.delete_object(Bucket=BUCKET, Key=f"here/ver-0-e1/{MANIFEST_NAME}")
+    write(here, "ver-1-e1")
+
+    assert here.path("ver-0-e1").exists()
+
+
 def test_a_store_that_is_away_is_said_so_and_takes_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
 ) -> None:
     monkeypatch.setattr("gateway.store.object_store._ATTEMPTS", 1)
     cache = LocalArtifacts(tmp_path / "away")
-    away = ObjectArtifacts(f"s3://{BUCKET}", endpoint="http://127.0.0.1:9", cache=cache)
+    away = ObjectArtifacts(
+        f"s3://{BUCKET}", endpoint="http://127.0.0.1:9", cache=cache, copies=Copies(cache, limit_bytes=0)
+    )
 
     with pytest.raises(Unavailable, match="object store"):
         away.verify(LOCATION, "0" * 64)

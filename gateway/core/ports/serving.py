@@ -76,6 +76,10 @@ class Engines(Protocol):
         """Say whether a request of this process works with the version or waits for its turn."""
         ...
 
+    async def held(self) -> frozenset[str]:
+        """Return the versions (ids) whose files an engine may read again; one that is away holds none."""
+        ...
+
     async def release(self, version: Version) -> bool:
         """Unload a version that is refused to new requests; return whether no engine can read its files any more, as
         far as this process knows."""
