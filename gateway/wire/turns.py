@@ -5,7 +5,7 @@ recorded as consumed, after whatever the request wrote was rolled back. A refuse
 window incomplete.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -19,7 +19,7 @@ from gateway.core.ports import Database, UnitOfWork
 from gateway.core.principals import Principal
 from gateway.core.sessions import Session
 
-_PERMANENT = frozenset({Kind.INVALID, Kind.NOT_FOUND, Kind.CONFLICT})  # a key without the right changes nothing
+PERMANENT = frozenset({Kind.INVALID, Kind.NOT_FOUND, Kind.CONFLICT})  # a key without the right changes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,11 @@ def note(request: Request, turn: Turn | None) -> None:
     request.state.turn = turn
 
 
-async def consume(request: Request, error: Exception) -> None:
-    """Record the turn that ``request`` was noted to hold, if ``error`` refuses it for good."""
+async def consume(request: Request, error: Exception, *, permanent: Collection[Kind] = PERMANENT) -> None:
+    """Record the turn that ``request`` was noted to hold, if ``error`` refuses it for good, by its kind."""
     turn: Turn | None = getattr(request.state, "turn", None)
-    permanent = isinstance(error, RequestValidationError) or (
-        isinstance(error, GatewayError) and error.kind in _PERMANENT
-    )
-    if turn is None or not permanent or not 1 <= turn.seq <= MAX_SEQ:
+    final = isinstance(error, RequestValidationError) or (isinstance(error, GatewayError) and error.kind in permanent)
+    if turn is None or not final or not 1 <= turn.seq <= MAX_SEQ:
         return
     database: Database = request.state.database
     principal: Principal = request.state.principal

@@ -12,7 +12,7 @@ from tests.wire.gateways import Gateway
 from tests.wire.sagemaker_clients import SDK_WARNINGS, boto, create, wire_datum
 from tests.wire.test_keys import key_of
 from tests.wire.test_limits import limit
-from tests.wire.test_sagemaker_refusals import finish, refused, signed, training
+from tests.wire.test_sagemaker_refusals import finish, finish_sample, refused, signed, training
 
 pytestmark = SDK_WARNINGS
 
@@ -46,6 +46,29 @@ def test_a_batch_that_is_too_large_has_had_its_turn_and_no_step_is_taken_without
     training(runtime, name, 4, **BATCH)
     assert finish(runtime, name, training(runtime, name, 5, **STEP)["operationId"])["status"] == "Completed"
     assert time.monotonic() - began < 30  # nothing waited for the number that was refused
+
+
+def test_out_of_budget_is_told_at_once_has_its_turn_and_runs_nothing(gateway: Gateway) -> None:
+    key = key_of(gateway)
+    control, runtime = boto(gateway, CONTROL, key=key), boto(gateway, RUNTIME, key=key)
+    name = create(control, f"poor-{time.time_ns()}")
+    training(runtime, name, 1, **BATCH)
+    with gateway.client() as admin:
+        admin.put(f"/budgets/key/{key.split('-')[1]}", json={"hard_nanos": 1}).raise_for_status()
+    code, message = refused(training, runtime=runtime, session=name, seq=2, **BATCH)
+    assert (code, "budget" in message) == ("ValidationException", True)
+    step = finish(runtime, name, training(runtime, name, 3, **STEP)["operationId"])
+    assert (step["status"], "incomplete_window" in step["errorDetails"]) == ("Failed", True)
+    chat = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}).encode()
+    base = create(control, f"poor-{time.time_ns()}")
+    assert refused(runtime.sample_training_session, trainingSessionName=base, body=chat)[0] == "ValidationException"
+    sample = {"prompt": {"chunks": [{"tokens": [97], "type": "encoded_text"}]}, "numSamples": 1}
+    config = {"sample": {**sample, "samplingParams": {"maxTokens": 512}}}
+    asked = runtime.execute_sampling_operation(trainingSessionName=base, operationConfig=config)
+    told = finish_sample(runtime, base, asked["operationId"])
+    assert (told["status"], "insufficient_quota" in told["errorDetails"]) == ("Failed", True)
+    spent = control.describe_training_session(TrainingSessionName=base)["TrainingSessionDetail"]["BillableTokenUsage"]
+    assert set(spent.values()) == {0}
 
 
 @pytest.mark.parametrize("forged", ["another body", "a key that may not train"])

@@ -2,6 +2,7 @@
 and what it gets is what it expects."""
 
 import math
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from tinker import types
 
 from gateway.core.scripted import BASE_FINGERPRINT, scripted_logprob
 from tests.wire.gateways import Gateway
+from tests.wire.test_keys import key_of
 from tests.wire.tinker_clients import (
     SDK_WARNINGS,
     datum,
@@ -276,6 +278,23 @@ def test_alternatives_are_sent_sparse_and_scored_densely(training: tinker.Traini
     assert logprobs.shape == (8, 4)
     assert float(logprobs[2, 1]) == pytest.approx(scripted_logprob(BASE_FINGERPRINT, 99, 99))
     assert result.metrics["loss:sum"] == pytest.approx(-0.25 * float(logprobs[2, 1]))
+
+
+def test_out_of_budget_is_told_within_seconds_and_runs_nothing(gateway: Gateway) -> None:
+    key = key_of(gateway)
+    with tinker_service(gateway, key) as service, gateway.client() as native:
+        training = training_client(service)
+        sampler = service.create_sampling_client(base_model=BASE)
+        native.put(f"/budgets/key/{key.split('-')[1]}", json={"hard_nanos": 1}).raise_for_status()
+        began = time.monotonic()
+        with pytest.raises(tinker.APIStatusError) as refused:
+            training.forward_backward([datum()], "cross_entropy").result()
+        assert refused.value.status_code == 402
+        with pytest.raises(tinker.TinkerError) as failed:
+            sampler.sample(model_input([97]), 1, PARAMS).result()
+        assert "budget" in str(failed.value)
+        assert time.monotonic() - began < 60
+        assert native.get(f"/sessions/{training.model_id}/operations").json()["data"] == []
 
 
 def test_other_dialects_find_the_model_by_its_id(gateway: Gateway, training: tinker.TrainingClient) -> None:

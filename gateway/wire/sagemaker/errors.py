@@ -5,6 +5,7 @@ plane has one status for all refusals, 400; its clients look at the name alone.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -12,7 +13,7 @@ from fastapi.responses import JSONResponse
 from gateway.core.errors import GatewayError, Kind
 from gateway.wire import failures
 from gateway.wire.bodies import BodyTooLarge
-from gateway.wire.turns import consume
+from gateway.wire.turns import PERMANENT, consume
 
 TABLE: Mapping[Kind, tuple[int, str, str]] = {  # status and name on the runtime, name on the control plane
     Kind.INVALID: (400, "ValidationException", "ValidationException"),
@@ -37,11 +38,12 @@ _CONTROL: Mapping[str, str] = {
     "incomplete_signature": "IncompleteSignature",
     "clock_skew": "RequestTimeTooSkewed",
 }
+_PERMANENT = PERMANENT | {Kind.OUT_OF_BUDGET}  # its clients do not repeat that one
 
 
 def install(app: FastAPI) -> None:
     """Make ``app`` answer every failure in this dialect's shape."""
-    failures.install(app, render, refused=consume)
+    failures.install(app, render, refused=partial(consume, permanent=_PERMANENT))
 
 
 def is_control(request: Request) -> bool:

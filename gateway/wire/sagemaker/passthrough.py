@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.auth.keys import Keyring
 from gateway.core.errors import GatewayError, Invalid, Kind
+from gateway.core.ledger import OutOfBudget
 from gateway.wire.bodies import parse_json
 from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, EnginesDep, InferenceCaller
 from gateway.wire.sagemaker.models import RUNTIME, service
@@ -120,5 +121,8 @@ class _Relay(Response):
 def _refusal(status: int, body: bytes) -> GatewayError:
     document: dict[str, Any] = orjson.loads(body)["error"]
     error = GatewayError(document["message"], code=document["code"], field=document["param"])
-    error.kind = _KINDS.get(status, Kind.INVALID if status < 500 else Kind.INTERNAL)
+    if error.code == OutOfBudget.default_code:
+        error.kind = Kind.OUT_OF_BUDGET
+    else:
+        error.kind = _KINDS.get(status, Kind.INVALID if status < 500 else Kind.INTERNAL)
     return error

@@ -22,7 +22,7 @@ TABLE: Mapping[Kind, tuple[int, str]] = {
     Kind.NOT_FOUND: (404, "user"),
     Kind.CONFLICT: (400, "user"),
     Kind.EXHAUSTED: (429, "user"),
-    Kind.OUT_OF_BUDGET: (402, "user"),  # the client waits, and asks again for an hour
+    Kind.OUT_OF_BUDGET: (402, "user"),  # the client waits as long as ``ClientConfig`` says
     Kind.INTERNAL: (500, "server"),
     Kind.UNAVAILABLE: (503, "server"),
 }

@@ -45,6 +45,7 @@ class ClientConfig(Told):
     fwdbwd_max_chunk_len: int
     sample_max_concurrent_requests: int = 2000
     sample_join_sampling_session: bool = True
+    billing_exception_max_pause_duration_sec: int = 0  # out of budget: asked once more after 5 s, then told
     custom_loss_server_side: bool = False
     pjwt_auth_enabled: bool = False
 
