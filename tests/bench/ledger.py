@@ -147,7 +147,7 @@ async def drive(gateway: Killable, key: str, model: str, calls: int, kills: int,
     todo = [dice.getrandbits(64) for _ in range(calls)]
     deadly = set(dice.sample(range(calls // 10, calls), min(kills, calls - calls // 10)))
     done = 0
-    up = asyncio.Event()
+    up, striking = asyncio.Event(), asyncio.Lock()
     up.set()
 
     async def caller(client: httpx.AsyncClient) -> None:
@@ -156,10 +156,11 @@ async def drive(gateway: Killable, key: str, model: str, calls: int, kills: int,
             number, own = done, random.Random(todo.pop())
             done += 1
             if number in deadly:
-                up.clear()
-                gateway.kill()
-                await asyncio.to_thread(gateway.start)
-                up.set()
+                async with striking:  # two may be due while the gateway starts
+                    up.clear()
+                    gateway.kill()
+                    await asyncio.to_thread(gateway.start)
+                    up.set()
                 tally.outcomes["killed"] += 1
             await up.wait()
             try:
