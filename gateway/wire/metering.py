@@ -8,10 +8,11 @@ from datetime import datetime
 import anyio
 
 from gateway.core.clock import Clock
+from gateway.core.costs import cost_nanos
 from gateway.core.errors import GatewayError, Kind
 from gateway.core.ids import SampleId, SessionId
 from gateway.core.ledger import BudgetStanding, WorstCase
-from gateway.core.ports import Database, UnitOfWork
+from gateway.core.ports import Database, Prices, UnitOfWork
 from gateway.core.principals import Principal
 from gateway.core.sampling import Stopped, Target, TokenCounts
 from gateway.core.sessions import Session
@@ -152,6 +153,11 @@ async def record(unit: UnitOfWork, call: Call, facts: Sequence[UsageFact], at: d
 def cost_headers(cost_nanos: int, notices: Sequence[BudgetStanding]) -> dict[str, str]:
     """Return the headers that say what an answer cost and which budgets run low."""
     return {"X-Loopline-Cost-Nanos": str(cost_nanos), **warning_headers(notices)}
+
+
+async def paid_headers(unit: UnitOfWork, prices: Prices, source: str) -> dict[str, str]:
+    """Return the header that says what ``source``, an operation or a sample, has cost."""
+    return cost_headers(cost_nanos(prices, await unit.usage.of_source(source)), ())
 
 
 def warning_headers(notices: Sequence[BudgetStanding]) -> dict[str, str]:

@@ -319,7 +319,9 @@ def test_one_request_sent_five_times_has_one_effect(control: Any, runtime: Any) 
     }
     ids = {runtime.execute_training_operation(**asked)["operationId"] for _ in range(5)}
     assert len(ids) == 1
-    assert finish(runtime, name, ids.pop())["tokenUsage"] == {"trainingTokens": 2}
+    result = finish(runtime, name, ids.pop())
+    assert result["tokenUsage"] == {"trainingTokens": 2}
+    assert int(result["ResponseMetadata"]["HTTPHeaders"]["x-loopline-cost-nanos"]) > 0
     changed = {**asked, "operationConfig": {"saveState": {}}}
     assert refused(runtime.execute_training_operation, **changed)[0] == "ValidationException"
     assert refused(runtime.execute_training_operation, **{**changed, "sequenceNumber": 7})[0] == "ValidationException"

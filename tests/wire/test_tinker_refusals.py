@@ -94,6 +94,18 @@ def test_a_key_for_inference_does_not_train(gateway: Gateway, raw: httpx.Client)
         assert post_batch(other, batch(model, 1)).status_code == 403
 
 
+def test_a_result_says_what_it_cost(raw: httpx.Client) -> None:
+    model = new_model(raw)
+    trained = result(raw, ok(post_batch(raw, batch(model, 1))))
+    assert int(trained.headers["X-Loopline-Cost-Nanos"]) > 0
+    asked = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [97]}]}, "seq_id": 0}
+    sampler = {"session_id": model.split(":")[0], "sampling_session_seq_id": 0, "base_model": BASE}
+    seat = ok(raw.post("/create_sampling_session", json=sampler))["sampling_session_id"]
+    sample = {**asked, "sampling_session_id": seat, "sampling_params": {"max_tokens": 2}}
+    drawn = result(raw, ok(raw.post("/asample", json=sample)))
+    assert int(drawn.headers["X-Loopline-Cost-Nanos"]) > 0
+
+
 def test_repeating_a_request_changes_nothing(raw: httpx.Client) -> None:
     session = new_client(raw)
     body = {"session_id": session, "model_seq_id": 0, "base_model": BASE, "lora_config": {"rank": 8}}

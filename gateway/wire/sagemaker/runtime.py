@@ -14,7 +14,8 @@ from gateway.core.payloads import LoadState, Payload
 from gateway.core.ports import UnitOfWork
 from gateway.core.principals import Principal
 from gateway.core.submission import submit
-from gateway.wire.deps import Caller, CatalogDep, ClockDep, DatabaseDep, FuturesDep, TrainCaller, note_change
+from gateway.wire.deps import Caller, CatalogDep, ClockDep, DatabaseDep, FuturesDep, PricesDep, TrainCaller, note_change
+from gateway.wire.metering import paid_headers
 from gateway.wire.sagemaker.models import RUNTIME, Document, service
 from gateway.wire.sagemaker.names import find_package, find_training_session
 from gateway.wire.sagemaker.payloads import payload_of
@@ -67,7 +68,7 @@ def training_routes(polls: Polls) -> tuple[APIRouter, APIRouter]:
 
     @reads.api_route(result.path, methods=[result.method], name=result.name)
     async def get_training_operation_result(
-        asked: Asked, principal: Caller, database: DatabaseDep, futures: FuturesDep
+        asked: Asked, principal: Caller, database: DatabaseDep, futures: FuturesDep, prices: PricesDep
     ) -> Response:
         """Say how an operation stands, and what came of it; held for a moment while nothing did."""
         async with database.read() as unit:
@@ -78,7 +79,10 @@ def training_routes(polls: Polls) -> tuple[APIRouter, APIRouter]:
             raise unknown_operation()
         async with database.read() as unit:
             document = await result_of(unit, operation)
-        return await asyncio.to_thread(answered, result, document)
+            headers = await paid_headers(unit, prices, operation.id)
+        response = await asyncio.to_thread(answered, result, document)
+        response.headers.update(headers)
+        return response
 
     return turns, reads
 

@@ -25,11 +25,12 @@ from gateway.wire.deps import (
     DatabaseDep,
     EnginesDep,
     InferenceCaller,
+    PricesDep,
     SamplingJobsDep,
     ScoreFuturesDep,
 )
 from gateway.wire.limits import check_sizes
-from gateway.wire.metering import held
+from gateway.wire.metering import held, paid_headers
 from gateway.wire.sagemaker.models import RUNTIME, Document, service
 from gateway.wire.sagemaker.names import find_training_session
 from gateway.wire.sagemaker.polls import Polls
@@ -146,7 +147,7 @@ def sampling_routes(polls: Polls) -> APIRouter:
 
     @router.api_route(result.path, methods=[result.method], name=result.name)
     async def get_sampling_operation_result(
-        asked: Asked, principal: Caller, database: DatabaseDep, jobs: SamplingJobsDep
+        asked: Asked, principal: Caller, database: DatabaseDep, jobs: SamplingJobsDep, prices: PricesDep
     ) -> Response:
         """Say how a question stands, and its answer; held for a moment while there is none."""
         sample_id = SampleId(asked["operationId"])
@@ -161,7 +162,9 @@ def sampling_routes(polls: Polls) -> APIRouter:
             case None:
                 return answered(result, {"status": "InProgress"})
             case bytes():
-                return Response(answer, media_type="application/json")
+                async with database.read() as unit:
+                    headers = await paid_headers(unit, prices, sample_id)
+                return Response(answer, media_type="application/json", headers=headers)
             case Failure():
                 return answered(result, {"status": "Failed", "errorDetails": f"{answer.message} ({answer.code})"})
 

@@ -8,10 +8,11 @@ from fastapi.responses import JSONResponse
 from gateway.core.errors import Conflict, Kind
 from gateway.core.ids import OperationId, ProjectId, SampleId, SessionId
 from gateway.core.operations import Operation, Status
-from gateway.core.ports import Database, UnitOfWork
+from gateway.core.ports import Database, Prices, UnitOfWork
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, SaveResult
 from gateway.core.sessions import Activity, Session
-from gateway.wire.deps import Caller, DatabaseDep, FuturesDep, SamplingJobsDep, WorkCaller
+from gateway.wire.deps import Caller, DatabaseDep, FuturesDep, PricesDep, SamplingJobsDep, WorkCaller
+from gateway.wire.metering import paid_headers
 from gateway.wire.sampling_jobs import SamplingJobs
 from gateway.wire.tinker.checkpoints import path_of
 from gateway.wire.tinker.errors import failed, render
@@ -33,17 +34,26 @@ async def retrieve_future(
     database: DatabaseDep,
     futures: FuturesDep,
     jobs: SamplingJobsDep,
+    prices: PricesDep,
 ) -> Response:
     """Answer with the result as soon as it is there, or after a while with ``try_again``. Asking again is fine."""
     project_id, id = principal.project_id, body.request_id
     if id.startswith("smp-"):
-        return await _sample(jobs, project_id, SampleId(id), request)
+        response = await _sample(jobs, project_id, SampleId(id), request)
+        return await _priced(database, prices, id, response)
     if id.startswith("sess-"):
         async with database.read() as unit:
             session = await unit.sessions.get(project_id, SessionId(id))
         return JSONResponse({"model_id": session.address, "type": "create_model"})
     operation = await futures.wait(project_id, OperationId(id), HOLD_S)
-    return await _operation(database, operation)
+    return await _priced(database, prices, id, await _operation(database, operation))
+
+
+async def _priced(database: Database, prices: Prices, source: str, response: Response) -> Response:
+    """Add what ``source`` has cost up to now."""
+    async with database.read() as unit:
+        response.headers.update(await paid_headers(unit, prices, source))
+    return response
 
 
 @router.post("/cancel_future", status_code=204, response_class=Response)
