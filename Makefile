@@ -24,6 +24,9 @@ REAL ?=
 KILLS ?= 10
 RACES ?= 300
 
+# make acks FAILING=1: while fsyncs fail
+FAILING ?=
+
 # make registry-acceptance ONLY=crowd: one part
 ONLY ?=
 
@@ -85,8 +88,8 @@ pauses: setup ## Stop a computing trainer beyond its lease and wake it: N=100 SE
 saves: setup ## Kill the trainer while it writes versions: N=100 SEED=1 DB=...
 	@$(CRASH) saves --rounds $(or $(N),100) --seed $(SEED) --database $(DB)
 
-acks: setup ## Show with strace that acknowledgements follow the fsync of what they need: N=200 DB=...
-	@$(CRASH) acks --count $(or $(N),200) --seed $(SEED) --database $(DB)
+acks: setup ## Show with strace that acknowledgements follow the fsync of what they need: N=200 FAILING=1 DB=...
+	@$(CRASH) acks --count $(or $(N),200) --seed $(SEED) --database $(DB) $(if $(FAILING),--failing)
 
 fuzz: setup ## Spoil requests to every route of every dialect, in front of a scripted engine: N=5000 SEED=1
 	@$(BIN)/python -m tests.fuzz --count $(or $(N),5000) --seed $(SEED)

@@ -40,5 +40,14 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error.orig, psycopg.errors.DiskFull)
 
 
+def is_unsynced(error: BaseException) -> bool:
+    """Say whether SQLite's log could not be synced."""
+    return (
+        isinstance(error, OperationalError)
+        and isinstance(error.orig, sqlite3.OperationalError)
+        and error.orig.sqlite_errorcode == sqlite3.SQLITE_IOERR_FSYNC
+    )
+
+
 def _primary(error: sqlite3.OperationalError) -> int:
     return error.sqlite_errorcode & 0xFF

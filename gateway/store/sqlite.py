@@ -105,6 +105,7 @@ def _pool(url: URL, name: str, *, size: int, busy_timeout_ms: int, query_only: b
             "journal_mode = WAL",
             "synchronous = FULL",
             "foreign_keys = ON",
+            "temp_store = MEMORY",  # savepoints would keep their journals in files
             f"query_only = {'ON' if query_only else 'OFF'}",
             f"busy_timeout = {busy_timeout_ms}",
         ):

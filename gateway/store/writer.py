@@ -7,6 +7,9 @@ the same file.
 
 A group that starts with a unit that need not be durable takes only such units and commits without fsync: the next
 durable group's fsync covers it, since it syncs the whole log. Until then only a loss of power can take it back.
+
+A failed fsync may leave a hole in the log that no later one fills, and behind a hole nothing is read again after a loss
+of power. So before the next group all of the log is copied to the database, which is synced, and the log begins anew.
 """
 
 import asyncio
@@ -20,7 +23,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from gateway.core.disk import disk_full
 from gateway.core.errors import Unavailable
-from gateway.store.failures import is_busy, is_full
+from gateway.store.failures import is_busy, is_full, is_unsynced
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 
@@ -77,6 +80,7 @@ class GroupWriter:
         self._put_back: _Unit | None = None  # waits for a group of its own kind
         self._inside: set[asyncio.Task[Any] | None] = set()
         self._open = False
+        self._hole = False  # a sync of the log failed
         self.commits = 0
 
     @asynccontextmanager
@@ -147,6 +151,8 @@ class GroupWriter:
         unit: _Unit | None = first
         try:
             async with self._connections.connect() as connection:
+                if self._hole:
+                    await self._restart_log(connection)
                 await self._begin(connection, lasting=first.lasting)
                 opened, count, announced = loop.time(), 0, False
                 while unit is not None:
@@ -165,6 +171,7 @@ class GroupWriter:
                     if change is not None:
                         self._on_change(change)
         except BaseException as error:
+            self._hole = self._hole or is_unsynced(error)
             for failed in [*kept, *([unit] if unit is not None else [])]:
                 failed.fail(error)
             if not isinstance(error, SQLAlchemyError):
@@ -205,6 +212,15 @@ class GroupWriter:
             return None
         return unit
 
+    async def _restart_log(self, connection: ThreadConnection) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + LOCK_TIMEOUT_S
+        while not await connection.run_sync(_restarted):
+            if loop.time() >= deadline:
+                raise SQLAlchemyError("a sync of the log failed, and others use the log too much to begin a new one")
+            await asyncio.sleep(_LOCK_RETRY_S)
+        self._hole = False
+
     async def _begin(self, connection: ThreadConnection, *, lasting: bool) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LOCK_TIMEOUT_S
@@ -234,6 +250,13 @@ def _begin(connection: Connection, synchronous: str) -> None:
     except OperationalError:
         connection.rollback()
         raise
+
+
+def _restarted(connection: Connection) -> bool:
+    """Sync everything into the database and begin a new log; False when somebody still writes or reads the old one."""
+    busy, _, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(RESTART)").one()
+    connection.rollback()
+    return not busy
 
 
 def _savepoint(connection: Connection) -> None:

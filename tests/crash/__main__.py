@@ -86,11 +86,13 @@ def acks(
     count: Annotated[int, typer.Option(min=1, help="How many acknowledgements to follow.")] = 200,
     seed: Seed = 1,
     database: Database = "sqlite",
+    failing: Annotated[bool, typer.Option(help="Make every fourth sync of the gateway fail.")] = False,
     work: Work = WORK,
 ) -> None:
     """Show with strace that every acknowledgement came after the fsync of what it needs."""
     console = Console()
-    _end(console, acks_suite.acks(count, _options(database, seed, "scripted", False, work), console))
+    options = _options(database, seed, "scripted", False, work)
+    _end(console, acks_suite.acks(count, options, console, failing=failing))
 
 
 @app.command("recovery")

@@ -35,7 +35,8 @@ from tests.postgres import PostgresServer, find_binaries, start_postgres, stop_p
 from tests.stack import free_port
 
 RESTART_S = 0.1
-READY_S = 600.0  # a vLLM on a machine that has much else to do
+READY_S = 240.0
+VLLM_READY_S = 1200.0  # on a machine that has much else to do
 _WATCH_S = 0.5
 MODEL = "tiny"
 
@@ -57,6 +58,7 @@ class Setting:
     trainer_program: str = "trainer"
     disk: Path | None = None  # a small file system for the data directory
     traced: bool = False  # gateway and database under strace, see ``straced``
+    failing: str = ""  # which syncs of a traced gateway fail
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -102,6 +104,11 @@ class Stack:
         if self.postgres is not None:
             return self.postgres.url("loopline")
         return f"sqlite:///{self.data_dir / 'loopline.db'}"
+
+    @property
+    def ready_s(self) -> float:
+        """The longest a start may take."""
+        return VLLM_READY_S if self.setting.vllm else READY_S
 
     @property
     def journal(self) -> Path:
@@ -203,7 +210,7 @@ class Stack:
 
     async def until_ready(self) -> None:
         """Return when gateway and engine answer."""
-        async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(READY_S):
+        async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(self.ready_s):
             for url in (f"{self.engine_url}/health", f"{self.url}/livez"):
                 while True:
                     with suppress(httpx.TransportError):
@@ -212,8 +219,8 @@ class Stack:
                     await asyncio.sleep(0.02)
 
     async def watch(self) -> None:
-        """Note while the engine does not answer, for ever. One that stays away for ``READY_S`` is not starting."""
-        began: float | None = None
+        """Note while the engine does not answer, for ever. One that needs more than ``ready_s`` is not starting."""
+        began, pid = 0.0, 0
         async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
             while True:
                 now = time.monotonic()
@@ -221,8 +228,9 @@ class Stack:
                     away = (await client.get(f"{self.engine_url}/health")).status_code != 200
                 except httpx.TransportError:
                     away = True
-                began = (began or now) if away else None
-                if began is not None and now - began < READY_S:
+                if not away or pid != self.members["engine"].pid:
+                    began, pid = now, self.members["engine"].pid
+                if away and now - began < self.ready_s:
                     self.engine_away_at = now
                 await asyncio.sleep(_WATCH_S)
 
@@ -255,7 +263,8 @@ class Stack:
     def _start_gateway(self) -> int:
         if not self.setting.traced:
             return self._start("gateway", [], "gateway")
-        command = [*straced.command(self.directory / "gateway.strace"), sys.executable, "-m", "gateway"]
+        tracer = straced.command(self.directory / "gateway.strace", failing=self.setting.failing)
+        command = [*tracer, sys.executable, "-m", "gateway"]
         return self._cold.run(command, self._environment, self.log("gateway"))
 
     def _start_engine(self) -> int:

@@ -16,13 +16,19 @@ _CALL = re.compile(r"^(\w+)\((.*)\)\s+=\s+(-?\d+|\?).*?<(\d+\.\d+)>$", re.DOTALL
 _UNFINISHED = " <unfinished ...>"
 _RESUMED = re.compile(r"^<\.\.\. \w+ resumed>(.*)$", re.DOTALL)
 _PATH = re.compile(r"^\d+<([^>]*)>")
+_HEADER = ", 32, 0"  # the bytes of SQLite's log header, at the log's beginning
 _RENAMED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-def command(output: Path) -> list[str]:
-    """Return what to put before a command so that its calls are written to ``output``; its pid stays its own."""
+def command(output: Path, *, failing: str = "") -> list[str]:
+    """Return what to put before a command so that its calls are written to ``output``; its pid stays its own.
+
+    Args:
+        failing: which syncs of each thread fail with EIO, as strace says it (``9+4``: the 9th, then every 4th).
+    """
     shown = ["-ttt", "-T", "-yy", "-s", str(_SHOWN_BYTES), "-e", f"trace={SYSCALLS}", "-e", "signal=none"]
-    return ["strace", "-D", "-f", "--seccomp-bpf", "-qqq", *shown, "-o", str(output)]
+    inject = ["-e", f"inject=fsync,fdatasync:error=EIO:when={failing}"] if failing else []
+    return ["strace", "-D", "-f", "--seccomp-bpf", "-qqq", *shown, *inject, "-o", str(output)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +97,8 @@ def unsupported(calls: Sequence[Call], needs: Needs, *, log: str) -> list[str]:
         log: part of the path of the database's log (``loopline.db-wal``, ``pg_wal/``).
     """
     id = needs.operation_id
-    answers = [call.began for call in calls if id in call.arguments and _is_http(call.path)]
-    if not answers:
+    if (sent := _answered(calls, id)) is None:
         return [f"{id}: no answer was seen"]
-    sent = min(answers)
     records = [call for call in calls if log in call.path and "write" in call.name and id in call.arguments]
     if not records:
         return [f"{id}: no log record was seen"]
@@ -104,6 +108,37 @@ def unsupported(calls: Sequence[Call], needs: Needs, *, log: str) -> list[str]:
     if needs.body_file is not None:
         found += _body(calls, needs.body_file, sent, id)
     return found
+
+
+def failed_syncs(calls: Sequence[Call], log: str) -> list[Call]:
+    """Return the syncs of the database's log that failed."""
+    return [call for call in calls if call.name in ("fsync", "fdatasync") and log in call.path and call.result != 0]
+
+
+def unhealed(calls: Sequence[Call], acknowledged: Sequence[Needs], *, log: str) -> list[str]:
+    """Return after which failed syncs of SQLite's log an answer left before the log had begun anew, with its header.
+
+    What a failed sync did not write no later one will: the log may have a hole there, which hides all that follows.
+    """
+    answers = [sent for needs in acknowledged if (sent := _answered(calls, needs.operation_id)) is not None]
+    return [
+        f"answered {after - failed.ended:.3f} s after a failed sync of the log, which went on behind the hole"
+        for failed in failed_syncs(calls, log)
+        if (after := min((sent for sent in answers if sent > failed.ended), default=None)) is not None
+        and not any(
+            call.name == "pwrite64"
+            and log in call.path
+            and call.arguments.endswith(_HEADER)
+            and failed.ended <= call.began
+            and call.ended <= after
+            for call in calls
+        )
+    ]
+
+
+def _answered(calls: Sequence[Call], id: str) -> float | None:
+    """Return when the first answer that names ``id`` left."""
+    return min((call.began for call in calls if id in call.arguments and _is_http(call.path)), default=None)
 
 
 def _body(calls: Sequence[Call], file: str, sent: float, id: str) -> list[str]:

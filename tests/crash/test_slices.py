@@ -75,6 +75,12 @@ def test_every_acknowledgement_on_sqlite_follows_the_sync_of_what_it_needs(optio
     assert value(verdict, "of them with a body file") == "2"
 
 
+def test_an_acknowledgement_waits_while_syncs_fail(options: Options) -> None:
+    verdict = acks.acks(20, options, Console(quiet=True), failing=True)
+    assert verdict.violations == []
+    assert int(value(verdict, "of them of the database's log")) > 0
+
+
 def test_every_acknowledgement_on_postgresql_follows_the_sync_of_what_it_needs(on_postgres: Options) -> None:
     passes(acks.acks, 20, on_postgres)
 

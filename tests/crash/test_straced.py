@@ -1,4 +1,4 @@
-from tests.crash.straced import Needs, parse, unsupported
+from tests.crash.straced import Needs, parse, unhealed, unsupported
 
 WAL = "/data/loopline.db-wal"
 FILE = "/data/blobs/proj/ab/abcd"
@@ -47,3 +47,15 @@ def test_a_body_needs_its_content_its_name_and_its_directory() -> None:
     assert found(name, directory) == ["op-1: its body got its name before its content was synced"]
     assert found(content, name) == ["op-1: answered before the directory of its body was synced"]
     assert found(content, directory) == ["op-1: answered before its body had its name"]
+
+
+def test_no_answer_leaves_behind_a_failed_sync_before_the_log_has_begun_anew() -> None:
+    failed = "10 100.12 fdatasync(15</data/loopline.db-wal>) = -1 EIO (Input/output error) (INJECTED) <0.01>"
+    header = '10 100.15 pwrite64(15</data/loopline.db-wal>, "7\\177\\6\\202", 32, 0) = 32 <0.001>'
+
+    def found(*lines: str) -> list[str]:
+        return unhealed(parse([failed, *lines, SYNC, ANSWER]), [NEEDS], log="loopline.db-wal")
+
+    assert found(WRITE, header) == []
+    assert found(WRITE) == ["answered 0.170 s after a failed sync of the log, which went on behind the hole"]
+    assert found(header.replace("32, 0", "4096, 4120")) == found(WRITE)
