@@ -62,7 +62,7 @@ def chaos(
 
 @app.command()
 def faults(rounds: Rounds = 20, seed: Seed = 1, database: Database = "sqlite", work: Work = WORK) -> None:
-    """SIGTERM, failing fsyncs, a full disk, database restarts."""
+    """SIGTERM, failing fsyncs and writes, a full disk, database restarts."""
     console = Console()
     _end(console, kills.faults(rounds, _options(database, seed, "scripted", False, work), console))
 

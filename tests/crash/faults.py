@@ -18,6 +18,8 @@ from tests.crash.processes import Stack
 INJECTED_S = 0.6
 FULL_S = 1.5
 _RUNNING = "SELECT id FROM operations WHERE status = 'running' AND NOT staged"
+_WRITES = "pwrite64,write,ftruncate,fallocate"
+_GATEWAY_ERRORS = frozenset({Fault.FSYNC_ERROR_GATEWAY, Fault.WRITE_ERROR_GATEWAY, Fault.NO_SPACE_GATEWAY})
 _TRAINER_FAULTS = frozenset({Fault.KILL_TRAINER, Fault.KILL_ALL})
 
 
@@ -66,14 +68,16 @@ class Striker:
                 await asyncio.to_thread(stack.restart_database)
             case Fault.FSYNC_ERROR_GATEWAY | Fault.FSYNC_ERROR_TRAINER:
                 await self._inject(fault, "fsync,fdatasync", "EIO", only=None)
+            case Fault.WRITE_ERROR_GATEWAY | Fault.WRITE_ERROR_TRAINER:
+                await self._inject(fault, _WRITES, "EIO", only="loopline.db")
             case Fault.NO_SPACE_GATEWAY | Fault.NO_SPACE_TRAINER:
-                await self._inject(fault, "pwrite64,write,ftruncate,fallocate", "ENOSPC", only="loopline.db")
+                await self._inject(fault, _WRITES, "ENOSPC", only="loopline.db")
             case Fault.FULL_DISK:
                 await self._fill()
 
     async def _inject(self, fault: Fault, calls: str, errno: str, *, only: str | None) -> None:
         """Make system calls of a running process fail for a moment."""
-        name = "gateway" if fault in (Fault.FSYNC_ERROR_GATEWAY, Fault.NO_SPACE_GATEWAY) else "trainer-0"
+        name = "gateway" if fault in _GATEWAY_ERRORS else "trainer-0"
         pid = self._stack.members[name].pid
         if not pid:
             return

@@ -27,6 +27,8 @@ class Fault(StrEnum):
     RESTART_DATABASE = "restart database"
     FSYNC_ERROR_GATEWAY = "fsync EIO in gateway"
     FSYNC_ERROR_TRAINER = "fsync EIO in trainer"
+    WRITE_ERROR_GATEWAY = "write EIO in gateway"
+    WRITE_ERROR_TRAINER = "write EIO in trainer"
     NO_SPACE_GATEWAY = "ENOSPC in gateway"
     NO_SPACE_TRAINER = "ENOSPC in trainer"
     FULL_DISK = "full disk"

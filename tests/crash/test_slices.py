@@ -55,7 +55,7 @@ def test_a_bad_network_changes_no_order_and_doubles_nothing(options: Options) ->
 
 
 def test_other_faults_lose_nothing_on_sqlite(options: Options) -> None:
-    passes(kills.faults, 7, options)
+    passes(kills.faults, 9, options)
 
 
 def test_other_faults_lose_nothing_on_postgresql(on_postgres: Options) -> None:

@@ -81,12 +81,14 @@ def chaos(operations: int, options: Options, console: Console) -> Verdict:
 
 
 def faults(rounds: int, options: Options, console: Console) -> Verdict:
-    """Strike ``rounds`` times with what is not a kill: SIGTERM, failing fsyncs, no space, a database restart."""
+    """Strike ``rounds`` times with what is not a kill: SIGTERM, I/O errors, no space, a database restart."""
     command = f"make faults N={rounds} SEED={options.seed} DB={options.database}"
     verdict = Verdict(title=f"{rounds} other faults on {options.database}", command=command)
     pack = [Fault.TERM_TRAINER, Fault.TERM_GATEWAY, Fault.FSYNC_ERROR_GATEWAY, Fault.FSYNC_ERROR_TRAINER]
-    pack += [Fault.RESTART_DATABASE] if options.database == "postgres" else [Fault.NO_SPACE_GATEWAY]
-    pack += [Fault.NO_SPACE_TRAINER] if options.database == "sqlite" else []
+    if options.database == "postgres":
+        pack += [Fault.RESTART_DATABASE]
+    else:
+        pack += [Fault.WRITE_ERROR_GATEWAY, Fault.WRITE_ERROR_TRAINER, Fault.NO_SPACE_GATEWAY, Fault.NO_SPACE_TRAINER]
     sizes = _split(rounds, ROUNDS_PER_EPISODE)
     tally = Tally()
     with small_disk(wanted=options.database == "sqlite") as disk:
