@@ -5,11 +5,12 @@ says so. An answer, good or bad, is stored in the transaction that records its u
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import orjson
 import structlog
 
 from gateway.core.clock import Clock
@@ -24,14 +25,21 @@ from gateway.wire.metering import Call, record
 
 LEASE_S = 15.0
 RENEW_S = 5.0
-_ANSWER, _FAILURE = b"\0", b"\1"  # the first byte of what is stored
+_UNNAMED, _FAILURE, _ANSWER = b"\0", b"\1", b"\2"  # the first byte of what is stored; 0 was written before 2 was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """What a call produced: the dialect's own bytes, and the usage to record with them; no ``call``: none."""
+class Answer:
+    """The dialect's own bytes, and the headers that name the weights they came from."""
 
     content: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered(Answer):
+    """What a call produced, and the usage to record with it; no ``call``: none."""
+
     call: Call | None = None
     facts: Sequence[UsageFact] = ()
 
@@ -89,7 +97,7 @@ class SamplingJobs:
             task.add_done_callback(lambda _: self._tasks.pop(sample.id, None))
         return known.id
 
-    async def wait(self, project_id: ProjectId, sample_id: SampleId, timeout_s: float) -> bytes | Failure | None:
+    async def wait(self, project_id: ProjectId, sample_id: SampleId, timeout_s: float) -> Answer | Failure | None:
         """Return the answer as soon as it is there; None: it is still being computed after ``timeout_s``.
 
         Raises:
@@ -113,7 +121,7 @@ class SamplingJobs:
         with structlog.contextvars.bound_contextvars(sample_id=sample_id):
             try:
                 answered = await work(sample_id)
-                content = _ANSWER + answered.content
+                content = _ANSWER + orjson.dumps(answered.headers) + b"\n" + answered.content
             except asyncio.CancelledError:
                 await asyncio.shield(self._end(project_id, sample_id, _failed(_CANCELLED), None))
                 raise
@@ -158,9 +166,13 @@ def _failed(failure: Failure) -> bytes:
     return _FAILURE + encode_outcome(failure)
 
 
-def _read(content: bytes) -> bytes | Failure:
-    if content[:1] == _ANSWER:
-        return content[1:]
-    failure = decode_outcome(content[1:])
+def _read(stored: bytes) -> Answer | Failure:
+    tag, rest = stored[:1], stored[1:]
+    if tag == _UNNAMED:
+        return Answer(content=rest, headers={})
+    if tag == _ANSWER:
+        names, _, content = rest.partition(b"\n")
+        return Answer(content=content, headers=orjson.loads(names))
+    failure = decode_outcome(rest)
     assert isinstance(failure, Failure)
     return failure

@@ -29,6 +29,12 @@ def answer_headers(base_model: str, version: str | None, fingerprint: str) -> di
     return {"X-Loopline-Version": version or f"base:{base_model}", "X-Loopline-Fingerprint": fingerprint}
 
 
+def headers_of(target: Target) -> dict[str, str]:
+    """Return the same of a target that answers."""
+    version = None if target.version is None else target.version.address
+    return answer_headers(target.base.name, version, target.fingerprint)
+
+
 async def find_session(unit: UnitOfWork, project_id: ProjectId, reference: str) -> Session:
     """Return the project's session with this id, name, or client's number (``client-...:train:n``).
 

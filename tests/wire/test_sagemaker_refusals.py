@@ -1,6 +1,7 @@
 """What the SageMaker dialect refuses, and in which words: signatures, limits of botocore's models, state, strangers."""
 
 import json
+import re
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -472,7 +473,11 @@ def test_a_key_that_may_only_sample_opens_and_trains_nothing(gateway: Gateway, s
     asked = runtime.execute_sampling_operation(
         trainingSessionName=session, operationConfig={"computeLogprobs": {"prompt": prompt}}
     )
-    assert finish_sample(runtime, session, asked["operationId"])["status"] == "Completed"
+    answer = finish_sample(runtime, session, asked["operationId"])
+    assert answer["status"] == "Completed"
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert re.fullmatch(r"base:scripted|.+@[1-9]\d*", headers["x-loopline-version"])
+    assert headers["x-loopline-fingerprint"]
 
 
 def test_what_is_queued_when_a_session_stops_is_skipped(gateway: Gateway, control: Any, runtime: Any) -> None:

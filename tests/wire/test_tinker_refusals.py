@@ -259,8 +259,11 @@ def test_a_sample_is_computed_once_and_can_be_fetched_again(raw: httpx.Client) -
     futures = [ok(raw.post("/asample", json=asked(handle))) for _ in range(2)]
     assert futures[0] == futures[1]
     assert len(set(futures[0]["sample_sequence_ids"])) == 2
-    answers = [result(raw, futures[0]).content for _ in range(2)]
+    fetched = [result(raw, futures[0]) for _ in range(2)]
+    answers = [answer.content for answer in fetched]
     assert answers[0] == answers[1]
+    assert {answer.headers["X-Loopline-Version"] for answer in fetched} == {f"base:{BASE}"}
+    assert all(answer.headers["X-Loopline-Fingerprint"] for answer in fetched)
     assert len(pb.SampleResponse.FromString(answers[0]).sequences) == 2
     other = raw.post("/asample", json=asked(handle, num_samples=1))
     assert (other.status_code, other.json()["code"]) == (400, "idempotency_key_reused")

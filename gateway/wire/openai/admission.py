@@ -45,7 +45,7 @@ from gateway.wire.openai.sampling import (
     sampling,
 )
 from gateway.wire.openai.schemas import CompletionCreate, Prompt, SamplingCreate
-from gateway.wire.targets import answer_headers, find_session, find_target, session_target
+from gateway.wire.targets import find_session, find_target, headers_of, session_target
 
 RESPONSES = "responses"
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of the older route
@@ -80,10 +80,7 @@ class Admitted:
     @property
     def headers(self) -> dict[str, str]:
         """The exact weights that answer."""
-        target = self.target
-        return answer_headers(
-            target.base.name, None if target.version is None else target.version.address, target.fingerprint
-        )
+        return headers_of(self.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

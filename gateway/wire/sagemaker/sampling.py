@@ -39,8 +39,9 @@ from gateway.wire.sagemaker.routes import Asked, SignedRoute
 from gateway.wire.sagemaker.runtime import unknown_operation
 from gateway.wire.sagemaker.targets import target_of
 from gateway.wire.sagemaker.writing import answered
-from gateway.wire.sampling_jobs import Answered
+from gateway.wire.sampling_jobs import Answer, Answered
 from gateway.wire.scoring import Scorer
+from gateway.wire.targets import headers_of
 
 EXECUTE = "ExecuteSamplingOperation"
 RESULT = "GetSamplingOperationResult"
@@ -81,7 +82,7 @@ class Asker:
         target = await target_of(*ports, self.session, question.package, field=question.field)
         request = question.request
         if request is None:
-            return Answered(content=_completed(question.name, {}))
+            return Answered(content=_completed(question.name, {}), headers=headers_of(target))
         scoring = question.name == "computeLogprobs"
         call = call_of(sample_id, self.principal, self.session, target, request, scoring=scoring)
         async with held(self.database, call, self.clock):
@@ -91,7 +92,8 @@ class Asker:
         counts = generation.counts.without_sampled() if scoring else generation.counts
         result: Document = {"logprobs": generation.prompt_logprobs} if scoring else sampled(generation, request)
         content = await asyncio.to_thread(_completed, question.name, result)
-        return Answered(content=content, call=call, facts=call.facts(counts, self.clock.now()))
+        facts = call.facts(counts, self.clock.now())
+        return Answered(content=content, headers=headers_of(target), call=call, facts=facts)
 
 
 def _completed(name: str, result: Document) -> bytes:
@@ -161,10 +163,10 @@ def sampling_routes(polls: Polls) -> APIRouter:
         match answer:
             case None:
                 return answered(result, {"status": "InProgress"})
-            case bytes():
+            case Answer():
                 async with database.read() as unit:
                     headers = await paid_headers(unit, prices, sample_id)
-                return Response(answer, media_type="application/json", headers=headers)
+                return Response(answer.content, media_type="application/json", headers={**answer.headers, **headers})
             case Failure():
                 return answered(result, {"status": "Failed", "errorDetails": f"{answer.message} ({answer.code})"})
 

@@ -13,7 +13,7 @@ from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimS
 from gateway.core.sessions import Activity, Session
 from gateway.wire.deps import Caller, DatabaseDep, FuturesDep, PricesDep, SamplingJobsDep, WorkCaller
 from gateway.wire.metering import paid_headers
-from gateway.wire.sampling_jobs import SamplingJobs
+from gateway.wire.sampling_jobs import Answer, SamplingJobs
 from gateway.wire.tinker.checkpoints import path_of
 from gateway.wire.tinker.errors import failed, render
 from gateway.wire.tinker.protobuf import encode_forward
@@ -71,8 +71,8 @@ async def _sample(jobs: SamplingJobs, project_id: ProjectId, sample_id: SampleId
         case None:
             waiting = TryAgain(request_id=sample_id, queue_state="active", queue_state_reason=None)
             return JSONResponse(waiting.model_dump())
-        case bytes():
-            return Response(answer, media_type=PROTOBUF)
+        case Answer():
+            return Response(answer.content, media_type=PROTOBUF, headers=dict(answer.headers))
         case Failure(kind=Kind.UNAVAILABLE):
             # 410 makes the client sample again, under a new number.
             return render(request, Conflict(answer.message, code=answer.code), status=410)

@@ -30,7 +30,7 @@ from gateway.wire.limits import check_sizes
 from gateway.wire.metering import held
 from gateway.wire.sampling_jobs import Answered
 from gateway.wire.scoring import Scorer
-from gateway.wire.targets import sampler_target
+from gateway.wire.targets import headers_of, sampler_target
 from gateway.wire.tinker.answers import answer
 from gateway.wire.tinker.checkpoints import find_checkpoint, path_of
 from gateway.wire.tinker.protobuf import encode_sample
@@ -148,7 +148,8 @@ async def asample(
         async with held(database, call, clock):
             generation, targets = await answer(engines, scorer, target, question, sample_id)
         facts = call.facts(generation.counts, clock.now())
-        return Answered(content=encode_sample(generation, question, targets), call=call, facts=facts)
+        content = encode_sample(generation, question, targets)
+        return Answered(content=content, headers=headers_of(target), call=call, facts=facts)
 
     sample_id = await jobs.start(
         principal.project_id,
