@@ -10,7 +10,6 @@ import json
 import random
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ PROCESSES = 4
 SERVED = 3  # requests that a budget covers
 MAX_TOKENS = 6
 ORPHANS_S = 60.0
+STREAMS, HELD = 16, 8  # streams when a gateway is killed, and how many of them must be held then
 
 
 async def _fire(order: dict[str, Any]) -> list[int]:
@@ -114,29 +114,40 @@ def races(place: Place, gateways: list[Killable], count: int, seed: int) -> int:
 
 
 def orphans(place: Place, gateways: list[Killable]) -> int:
-    """Kill a gateway under load; return how many holds are left 60 s later."""
+    """Kill a gateway under load; return how many holds are left 60 s later.
+
+    Raises:
+        AssertionError: nothing was held when it was killed, so nothing was shown.
+    """
     (key,) = place.new_keys(1)
     body = {"model": place.endpoint.name, "prompt": "long", "max_tokens": 400, "stream": True}
+    url, deadline = place.settings.resolved_database_url, time.monotonic() + ORPHANS_S
 
     def stream(_: int) -> None:
         try:
             headers = {"Authorization": f"Bearer {key}"}
-            with httpx.stream("POST", f"{gateways[1].url}/v1/completions", json=body, headers=headers) as response:
-                for _ in response.iter_lines():
-                    pass
+            while True:  # an answer may be short, and the next one is held as well
+                with httpx.stream("POST", f"{gateways[1].url}/v1/completions", json=body, headers=headers) as response:
+                    response.raise_for_status()
+                    for _ in response.iter_lines():
+                        pass
         except httpx.HTTPError:
             return
 
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        for number in range(16):
+    with ThreadPoolExecutor(max_workers=STREAMS) as pool:
+        for number in range(STREAMS):
             pool.submit(stream, number)
-        threading.Event().wait(1.0)
+        while open_calls(url) < HELD and time.monotonic() < deadline:
+            time.sleep(0.01)
         gateways[1].kill()
-    url, deadline = place.settings.resolved_database_url, time.monotonic() + ORPHANS_S
+        held = open_calls(url)
+    assert held >= HELD, f"{held} streams were held at the kill, not {HELD}"
+    deadline = time.monotonic() + ORPHANS_S
     while True:
         left = open_calls(url)
         if not left or time.monotonic() > deadline:
-            print(f"  {left} holds left {ORPHANS_S - (deadline - time.monotonic()):.0f} s after the kill")
+            waited = ORPHANS_S - (deadline - time.monotonic())
+            print(f"  {held} holds at the kill, {left} left {waited:.0f} s later")
             return left
         time.sleep(1)
 
