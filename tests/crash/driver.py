@@ -12,8 +12,10 @@ from typing import Any
 
 import httpx
 
+from tests.crash import signed
 from tests.crash.history import Call, Event, History, Kind
 from tests.crash.plan import Plan, Sample, SessionPlan, Step
+from tests.wire.signing import Signed
 
 WINDOW = 8
 STUCK_S = 120.0
@@ -50,7 +52,8 @@ class Driver:
         self.final = 0
         self.calm = asyncio.Event()
         self.base_model = base_model
-        self._url = url
+        self.url = url
+        self.signed = Signed(key)
         self._headers = {"Authorization": f"Bearer {key}"}
         self._history = history
         self._excused = excused
@@ -69,7 +72,7 @@ class Driver:
         """
         async with (
             httpx.AsyncClient(
-                base_url=f"{self._url}/training/v1", headers=self._headers, timeout=30.0, trust_env=False
+                base_url=f"{self.url}/training/v1", headers=self._headers, timeout=30.0, trust_env=False
             ) as client,
             asyncio.TaskGroup() as tasks,
         ):
@@ -85,11 +88,13 @@ class Driver:
         seq: int = 0,
         *,
         accept: Callable[[Mapping[str, Any]], bool] = _any,
+        read: Callable[[Mapping[str, Any]], Any] = dict,
         alive_at: Callable[[], float] | None = None,
     ) -> Any:
         """Send ``request`` until there is a definite answer that ``accept`` takes; None when it is a refusal.
 
         Args:
+            read: makes of the answer what the history keeps.
             alive_at: when (monotonic) the session last made progress; patience is counted from there.
 
         Raises:
@@ -99,13 +104,14 @@ class Driver:
         while True:
             self._record(Kind.INVOKE, call, subject, seq)
             try:
-                response = await client.send(request)
+                auth = self.signed if "/sagemaker/" in request.url.path else None
+                response = await client.send(request, auth=auth)
             except httpx.TransportError as error:
                 self._record(Kind.UNKNOWN, call, subject, seq, type(error).__name__)
             else:
                 if response.status_code < 300:
                     if accept(document := response.json()):
-                        return self._record(Kind.OK, call, subject, seq, document)
+                        return self._record(Kind.OK, call, subject, seq, read(document))
                 elif response.status_code < 500 and response.status_code != 429:
                     self._record(Kind.FAIL, call, subject, seq, response.text)
                     return None
@@ -161,9 +167,7 @@ class _Session:
 
     async def _operate(self, step: Step) -> None:
         try:
-            url, body = f"/sessions/{self._id}/{step.verb}", {**step.body, "seq": step.seq}
-            request = self._client.build_request("POST", url, json=body)
-            queued = await self._driver.call(self._client, request, Call.SUBMIT, self._plan.name, step.seq)
+            queued = await (self._submit_signed(step) if self._plan.signed else self._submit(step))
             if queued is not None:
                 poll = self._client.build_request("GET", f"/operations/{queued['id']}", params={"wait": _POLL_S})
                 await self._driver.call(
@@ -179,6 +183,35 @@ class _Session:
             self._alive_at = time.monotonic()
             self._slots.release()
             self._final[step.seq].set()
+
+    async def _submit(self, step: Step) -> Any:
+        url, body = f"/sessions/{self._id}/{step.verb}", {**step.body, "seq": step.seq}
+        request = self._client.build_request("POST", url, json=body)
+        return await self._driver.call(self._client, request, Call.SUBMIT, self._plan.name, step.seq)
+
+    async def _submit_signed(self, step: Step) -> Any:
+        """Submit in the other dialect, and poll there until the operation is final."""
+        name, url = self._plan.name, self._driver.url
+        queued = await self._driver.call(
+            self._client,
+            signed.submission(url, name, step),
+            Call.SUBMIT,
+            name,
+            step.seq,
+            read=signed.acknowledged,
+        )
+        if queued is not None:
+            await self._driver.call(
+                self._client,
+                signed.poll(url, name, queued["id"]),
+                Call.POLL,
+                name,
+                step.seq,
+                accept=lambda answer: answer["status"] not in signed.PENDING,
+                read=lambda answer: signed.FINAL[answer["status"]],
+                alive_at=lambda: self._alive_at,
+            )
+        return queued
 
     async def _sample(self, sample: Sample) -> None:
         url, body = "/sample", {**sample.body, "base_model": self._driver.base_model}

@@ -25,6 +25,7 @@ class Call(StrEnum):
 
     OPEN = "open"
     SUBMIT = "submit"
+    POLL = "poll"  # of another dialect, before the result is read
     RESULT = "result"
     SAMPLE = "sample"
     FAULT = "fault"
@@ -87,8 +88,8 @@ class History:
 
 
 def contradictions(history: History) -> list[str]:
-    """Return where the server contradicted itself: two ids or two results for one operation, a second answer to one
-    sampling key, a definite refusal.
+    """Return where the server contradicted itself: two ids or two results for one operation, another status in
+    another dialect, a second answer to one sampling key, a definite refusal.
     """
     found = [
         f"{event.subject}/{event.seq}: {event.call.value} was refused for good: {event.value}"
@@ -105,6 +106,10 @@ def contradictions(history: History) -> list[str]:
         first_result = finals.setdefault((event.subject, event.seq), stable(event.value))
         if first_result != stable(event.value):
             found.append(f"{event.subject}/{event.seq}: two different results")
+    for event in history.of(Kind.OK, Call.POLL):
+        seen = finals.get((event.subject, event.seq))
+        if seen is not None and seen["status"] != event.value:
+            found.append(f"{event.subject}/{event.seq}: one dialect says {event.value}, another {seen['status']}")
     answers: dict[str, Any] = {}
     for event in history.of(Kind.OK, Call.SAMPLE):
         if answers.setdefault(event.subject, event.value) != event.value:

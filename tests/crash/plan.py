@@ -6,7 +6,7 @@ are known beforehand. So one run's outcome can be held against another's, and ag
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -77,9 +77,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """One session's life: numbered steps without a gap, and the samples drawn meanwhile. Its group is named like it."""
+    """One session's life: numbered steps without a gap, and the samples drawn meanwhile. Its group is named like it.
+
+    The steps of a ``signed`` one go through the SageMaker dialect.
+    """
 
     name: str
+    signed: bool = False
     lora: dict[str, Any]
     steps: tuple[Step, ...]
     samples: tuple[Sample, ...]
@@ -281,12 +285,15 @@ def draw_plan(
     """
     rng = random.Random(seed)
     drawn = tuple(
-        draw_session(
-            random.Random(rng.randrange(2**63)),
-            f"crash-{seed}-{index}",
-            operations // sessions,
-            vocab_size=vocab_size,
-            style=style,
+        replace(
+            draw_session(
+                random.Random(rng.randrange(2**63)),
+                f"crash-{seed}-{index}",
+                operations // sessions,
+                vocab_size=vocab_size,
+                style=style,
+            ),
+            signed=index % 2 == 1,
         )
         for index in range(sessions)
     )

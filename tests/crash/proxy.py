@@ -120,7 +120,7 @@ class ChaosProxy:
         return self._rng.choice(answers)
 
     async def _send(self, request: h11.Request, body: bytes) -> httpx.Response:
-        headers = [(name, value) for name, value in request.headers if name.lower() not in (b"host", b"connection")]
+        headers = [(name, value) for name, value in request.headers if name.lower() != b"connection"]
         return await self._client.request(
             request.method.decode(), request.target.decode(), headers=headers, content=body
         )
