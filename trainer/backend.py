@@ -13,7 +13,7 @@ from gateway.core.canary import Canary
 from gateway.core.ids import SessionId, VersionId
 from gateway.core.payloads import Forward, ForwardBackward, OptimStep
 from gateway.core.results import ForwardResult, OptimStepResult
-from gateway.core.scores import ScoreRequest
+from gateway.core.scores import Likeliest, ScoreRequest
 from gateway.core.sessions import ComputeRules, LoraConfig
 from gateway.core.tensors import TensorData
 from trainer.progress import Note, unnoted
@@ -44,6 +44,10 @@ class Scorer(Protocol):
 
     def score(self, request: ScoreRequest) -> TensorData:
         """Return float32 log-probabilities in the shape of the targets, under the attached version or the base."""
+        ...
+
+    def likeliest(self, request: ScoreRequest) -> Likeliest:
+        """Return the ``request.likeliest`` likeliest tokens at each position, under the same weights."""
         ...
 
 

@@ -46,6 +46,18 @@ def target_logprobs(hidden_PH: Tensor, targets: Tensor, head: Head, temperature_
     return logprobs_PK.view(targets.shape)
 
 
+def likeliest(hidden_PH: Tensor, head: Head, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` likeliest tokens at each position and their float32 log-probabilities, ``[P, count]``."""
+    tokens: list[Tensor] = []
+    logprobs: list[Tensor] = []
+    for start in range(0, hidden_PH.shape[0], head.chunk):
+        logits = _logits(hidden_PH[start : start + head.chunk], head, None)
+        best = logits.topk(count, dim=1)
+        tokens.append(best.indices)
+        logprobs.append(best.values - logits.logsumexp(dim=1, keepdim=True))
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
 def _logits(hidden: Tensor, head: Head, temperature: Tensor | None) -> Tensor:
     """Return float32 logits over temperature; the base product runs in the head's own dtype, as engines compute it."""
     logits = torch.nn.functional.linear(hidden.to(head.weight_VH.dtype), head.weight_VH, head.bias_V).float()

@@ -17,7 +17,7 @@ from trainer import decoder
 from trainer.adapters import AdapterBank
 from trainer.batching import MicroBatch, assemble, plan
 from trainer.language_model import LanguageModel
-from trainer.logprobs import Head, target_logprobs
+from trainer.logprobs import Head, likeliest, target_logprobs
 from trainer.memory import Footprint
 
 
@@ -118,6 +118,14 @@ class Passes:
             temperature=temperature,
         )
         return torch.cat([part.flatten() for part in parts])
+
+    def likeliest(self, adapter: str | None, tokens_T: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the ``count`` likeliest tokens at each position of a sequence, and their log-probabilities.
+
+        Both are ``[T, count]``. Takes the plain way: the lean decoder gathers targets that are known beforehand.
+        """
+        with torch.no_grad(), self._bank.active(adapter):
+            return likeliest(self._model.hidden(tokens_T[None])[0], self._head(adapter), count)
 
     def score(self, adapter: str | None, sequences: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
         """Return, for every sequence, the log-probability of each of its tokens but the first."""

@@ -7,16 +7,17 @@ itself, so its numbers depend on nothing else that is asked at the time.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from gateway.core.errors import Invalid
 from gateway.core.ids import VersionId
-from gateway.core.scores import ScoreRequest
+from gateway.core.scores import Likeliest, ScoreRequest
 from gateway.core.sessions import LoraConfig
 from gateway.core.tensors import Datum, TensorData
 from trainer.adapters import AdapterBank
-from trainer.batching import assemble, to_data
+from trainer.batching import assemble, to_data, to_tensor
 from trainer.passes import Passes
 from trainer.stage import read_adapter
 
@@ -48,16 +49,28 @@ class PeftScorer:
             Invalid: ``memory_limit_exceeded``.
         """
         adapter, data = request.version_id, [_datum(request)]
-        self._check(data)
+        self._check(data, lean=self._passes.lean(data))
         with self._passes.active(adapter, data, train=False):
             (share,) = self._passes.shares(data)
             batch = assemble(data, share.rows, self._device, {"temperature": request.temperature})
             logprobs = self._passes.logprobs(adapter, batch, share.tree, temperature=request.temperature)
             return to_data(batch.split(logprobs)[0])
 
-    def _check(self, data: Sequence[Datum]) -> None:
+    def likeliest(self, request: ScoreRequest) -> Likeliest:
+        """As the protocol says.
+
+        Raises:
+            Invalid: ``memory_limit_exceeded``.
+        """
+        self._check([_datum(request)], lean=False)
+        tokens_T = to_tensor(request.tokens).to(self._device)
+        tokens, logprobs = self._passes.likeliest(request.version_id, tokens_T, request.likeliest)
+        ids = cast("list[int]", tokens.flatten().tolist())
+        return Likeliest(tokens=TensorData.ints(ids, tuple(tokens.shape)), logprobs=to_data(logprobs))
+
+    def _check(self, data: Sequence[Datum], *, lean: bool) -> None:
         try:
-            self._passes.footprint.check(data, 0, lean=self._passes.lean(data))
+            self._passes.footprint.check(data, 0, lean=lean)
         except Invalid as error:
             message = error.message.replace("data[0]", "the prompt")
             details = {name: value for name, value in error.details.items() if name != "datum"}

@@ -90,7 +90,8 @@ class Scoring:
                 message="a log-probability is not finite under these weights",
                 details={"position": position // (logprobs.size // work.request.tokens.size)},
             )
-        return ScoreResult(logprobs=logprobs)
+        likeliest = self._scorer.likeliest(work.request) if work.request.likeliest else None
+        return ScoreResult(logprobs=logprobs, likeliest=likeliest)
 
     def _attach(self, work: ScoreWork) -> None:
         version = work.version

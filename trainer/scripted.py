@@ -21,7 +21,7 @@ from gateway.core.ids import SessionId, VersionId
 from gateway.core.payloads import Forward, ForwardBackward, LossFn, OptimStep
 from gateway.core.records import digest
 from gateway.core.results import ForwardResult, OptimStepResult
-from gateway.core.scores import ScoreRequest
+from gateway.core.scores import Likeliest, ScoreRequest
 from gateway.core.scripted import (
     BASE_FINGERPRINT,
     SCRIPTED_NAME,
@@ -51,6 +51,9 @@ class _State:
     window: str | None = None
 
 
+_RANKED = range(256)  # the scripted engine's tokens are bytes
+
+
 class ScriptedScorer:
     """``Scorer`` on hashes: what the scripted engine answers, over the temperature."""
 
@@ -72,6 +75,19 @@ class ScriptedScorer:
             for before, token in zip(previous, request.targets.values(), strict=True)
         ]
         return TensorData.floats(logprobs, request.targets.shape)
+
+    def likeliest(self, request: ScoreRequest) -> Likeliest:
+        fingerprint = BASE_FINGERPRINT if request.version_id is None else self.fingerprints[request.version_id]
+        ranked = [
+            sorted(((scripted_logprob(fingerprint, int(before), token), -token) for token in _RANKED), reverse=True)
+            for before in request.tokens.values()
+        ]
+        best = [pair for row in ranked for pair in row[: request.likeliest]]
+        shape = (request.tokens.size, request.likeliest)
+        return Likeliest(
+            tokens=TensorData.ints((-token for _, token in best), shape),
+            logprobs=TensorData.floats((logprob for logprob, _ in best), shape),
+        )
 
 
 class ScriptedBackend:

@@ -20,7 +20,7 @@ from gateway.core.payloads import (
 )
 from gateway.core.records import CorruptRecord, Reader, Writer, reading
 from gateway.core.results import Failure, ForwardResult, LoadStateResult, OptimStepResult, Outcome, SaveResult
-from gateway.core.scores import ScoreOutcome, ScoreRequest, ScoreResult
+from gateway.core.scores import Likeliest, ScoreOutcome, ScoreRequest, ScoreResult
 from gateway.core.tensors import Datum
 from gateway.core.versions import Labels
 
@@ -213,7 +213,7 @@ def encode_score_request(request: ScoreRequest) -> bytes:
         "targets": writer.tensor(request.targets),
         "temperature": _canonical(request.temperature),
     }
-    return writer.finish(header)
+    return writer.finish(header | ({"likeliest": request.likeliest} if request.likeliest else {}))
 
 
 def decode_score_request(record: bytes) -> ScoreRequest:
@@ -232,6 +232,7 @@ def decode_score_request(record: bytes) -> ScoreRequest:
             tokens=reader.tensor(header["tokens"]),
             targets=reader.tensor(header["targets"]),
             temperature=header["temperature"],
+            likeliest=header.get("likeliest", 0),
         )
 
 
@@ -239,7 +240,11 @@ def encode_score_outcome(outcome: ScoreOutcome) -> bytes:
     writer = Writer()
     match outcome:
         case ScoreResult():
-            return writer.finish({"type": "score", "logprobs": writer.tensor(outcome.logprobs)})
+            header = {"type": "score", "logprobs": writer.tensor(outcome.logprobs)}
+            if outcome.likeliest is not None:
+                best = outcome.likeliest
+                header["likeliest"] = [writer.tensor(best.tokens), writer.tensor(best.logprobs)]
+            return writer.finish(header)
         case Failure():
             return writer.finish(_failure_header(outcome))
 
@@ -253,11 +258,21 @@ def decode_score_outcome(record: bytes) -> ScoreOutcome:
     with reading(record) as reader:
         match reader.header.get("type"):
             case "score":
-                return ScoreResult(logprobs=reader.tensor(reader.header["logprobs"]))
+                logprobs = reader.tensor(reader.header["logprobs"])
+                return ScoreResult(logprobs=logprobs, likeliest=_likeliest(reader))
             case "failure":
                 return _failure(reader.header)
             case other:
                 raise CorruptRecord(f"unknown score outcome {other!r}")
+
+
+def _likeliest(reader: Reader) -> Likeliest | None:
+    """Read what a score ranked; tensors come in the order in which they were written."""
+    written = reader.header.get("likeliest")
+    if written is None:
+        return None
+    tokens, logprobs = (reader.tensor(each) for each in written)
+    return Likeliest(tokens=tokens, logprobs=logprobs)
 
 
 def _failure_header(failure: Failure) -> dict[str, Any]:

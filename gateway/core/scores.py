@@ -4,10 +4,10 @@ A score stands outside every session's order: it reads weights that never change
 compute it, and compute it again when it was lost, and the numbers depend on the request alone.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import chain
+from itertools import chain, islice
 
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import GatewayError, Invalid
@@ -27,7 +27,8 @@ class ScoreRequest:
     """What to score. ``tokens`` is int64 ``[N]``, ``targets`` int64 ``[N]`` or ``[N, K]``.
 
     Position t predicts ``targets[t]`` after ``tokens[: t + 1]``: the asker shifts, as in training. ``temperature``
-    divides the logits. ``version_id`` None is the base model.
+    divides the logits. ``version_id`` None is the base model. With ``likeliest`` that many of the likeliest tokens at
+    each position are told beside the targets, as the model ranks them at temperature 1.
     """
 
     base_model: str
@@ -35,6 +36,22 @@ class ScoreRequest:
     tokens: TensorData
     targets: TensorData
     temperature: float = 1.0
+    likeliest: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeliest:
+    """The likeliest tokens at each position, best first: int64 ``[N, K]``, and their float32 log-probabilities."""
+
+    tokens: TensorData
+    logprobs: TensorData
+
+    def rows(self) -> Iterator[Mapping[int, float]]:
+        """Yield log-probabilities by token, position after position, best first."""
+        width = self.tokens.shape[1]
+        pairs = zip(self.tokens.values(), self.logprobs.values(), strict=True)
+        for _ in range(self.tokens.shape[0]):
+            yield {int(token): logprob for token, logprob in islice(pairs, width)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +59,7 @@ class ScoreResult:
     """``logprobs`` is float32 in the shape of the request's targets, in nats."""
 
     logprobs: TensorData
+    likeliest: Likeliest | None = None
 
 
 ScoreOutcome = ScoreResult | Failure
@@ -77,6 +95,7 @@ def score_targets(
     targets: Sequence[int],
     *,
     temperature: float = 1.0,
+    likeliest: int = 0,
     tokens_field: str = "tokens",
     targets_field: str = "targets",
 ) -> ScoreRequest:
@@ -89,7 +108,8 @@ def score_targets(
     _check_tokens(model, tokens, tokens_field)
     _check_length(len(targets), tokens, targets_field)
     check_tokens(targets, model, field=targets_field)
-    return _request(model, version_id, tokens, TensorData.ints(targets), temperature)
+    request = _request(model, version_id, tokens, TensorData.ints(targets), temperature)
+    return replace(request, likeliest=likeliest)
 
 
 def score_alternatives(

@@ -17,7 +17,6 @@ from gateway.core.principals import Principal
 from gateway.core.results import Failure
 from gateway.core.sampling import Target
 from gateway.core.scores import Score, ScoreRequest, ScoreResult, refusal_of
-from gateway.core.tensors import TensorData
 from gateway.core.usage import UsageFact
 from gateway.core.versions import Version
 from gateway.wire.deps import ScoreFutures
@@ -98,8 +97,8 @@ class Scorer:
         async with self.database.read() as unit:
             return await unit.usage.of_source(score.id)
 
-    async def logprobs(self, score: Score) -> TensorData:
-        """Wait for a score and return its log-probabilities.
+    async def result(self, score: Score) -> ScoreResult:
+        """Wait for a score and return its result.
 
         Raises:
             GatewayError: why it could not be computed.
@@ -108,7 +107,7 @@ class Scorer:
         found = await self.futures.wait(self.principal.project_id, score.id, self.wait_s)
         match found.outcome:
             case ScoreResult():
-                return found.outcome.logprobs
+                return found.outcome
             case Failure():
                 raise refusal_of(found.outcome)
             case None:

@@ -14,7 +14,7 @@ from gateway.core.ids import VersionId
 from gateway.core.payloads import OptimStep
 from gateway.core.records import CorruptRecord
 from gateway.core.results import Failure
-from gateway.core.scores import ScoreRequest, ScoreResult, score_alternatives, score_targets
+from gateway.core.scores import Likeliest, ScoreRequest, ScoreResult, score_alternatives, score_targets
 from gateway.core.tensors import DType, TensorData
 from tests.core.builders import MODEL
 
@@ -39,6 +39,7 @@ def test_a_temperature_out_of_range_is_refused(temperature: float) -> None:
 
 REQUESTS = [
     score_targets(MODEL, VERSION, [1, 2], [2, 3], temperature=0.1),
+    score_targets(MODEL, VERSION, [1, 2], [2, 3], likeliest=20),
     score_alternatives(MODEL, None, [1], [[2, 3]]),
 ]
 
@@ -52,8 +53,13 @@ def test_a_request_survives_storage(request_: ScoreRequest) -> None:
 
 def test_an_outcome_survives_storage() -> None:
     result = ScoreResult(logprobs=TensorData.floats([-0.1, -1e-30, -88.5, -0.0], (2, 2)))
+    best = Likeliest(
+        tokens=TensorData.ints([9, 4, 2, 7], (2, 2)), logprobs=TensorData.floats([-1, -2, -0.5, -3], (2, 2))
+    )
+    assert list(best.rows()) == [{9: -1.0, 4: -2.0}, {2: -0.5, 7: -3.0}]
+    ranked = ScoreResult(logprobs=TensorData.floats([-1.0, -2.0]), likeliest=best)
     failure = Failure(kind=Kind.INTERNAL, code="trainer_error", message="x", field=None, details={"position": 3})
-    for outcome in (result, failure):
+    for outcome in (result, ranked, failure):
         assert decode_score_outcome(encode_score_outcome(outcome)) == outcome
 
 

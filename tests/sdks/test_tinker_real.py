@@ -92,8 +92,18 @@ def test_scores_are_those_of_the_model_also_under_an_adapter_on_the_unembedding(
         types.ModelInput.from_ints(tokens),
         1,
         types.SamplingParams(max_tokens=1),
+        topk_prompt_logprobs=20,
         target_prompt_logprobs=types.TensorData.from_torch(ids),
     ).result()
+    assert answer.topk_prompt_logprobs is not None
+    assert answer.topk_prompt_logprobs[0] is None
+    for token, score, ranked in zip(tokens[1:], scores[1:], answer.topk_prompt_logprobs[1:], strict=True):
+        assert ranked is not None
+        assert len(ranked) == 20
+        assert score is not None
+        best = dict(ranked)
+        assert best.get(token, score) == pytest.approx(score, abs=1e-3)
+        assert token in best or score <= ranked[-1][1] + 1e-3
     assert answer.target_prompt_logprobs is not None
     targets = answer.target_prompt_logprobs.to_torch()
     assert targets[2, 0].item() == pytest.approx(scores[3], abs=1e-3)

@@ -61,6 +61,18 @@ def assert_scored(backend: PeftBackend, model: torch.nn.Module, request: ScoreRe
     torch.testing.assert_close(to_tensor(found), expected(model, request), rtol=1e-5, atol=1e-5)
 
 
+def test_the_likeliest_tokens_are_those_of_plain_peft(backend: PeftBackend, base: BaseModel, tmp_path: Path) -> None:
+    exported(backend, CONFIGS["all-tied"], tmp_path)
+    backend.scorer.attach(VERSION, CONFIGS["all-tied"], tmp_path)
+    tokens = tokens_of(2, 33)
+    found = backend.scorer.likeliest(score_targets(base, VERSION, tokens[:-1], tokens[1:], likeliest=5))
+    with torch.no_grad():
+        logits = reference(base, tmp_path)(input_ids=torch.tensor([tokens[:-1]])).logits[0]
+    best = logits.log_softmax(-1).topk(5)
+    assert to_tensor(found.tokens).tolist() == best.indices.tolist()
+    torch.testing.assert_close(to_tensor(found.logprobs), best.values, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("config", [None, *CONFIGS.values()], ids=["base", *CONFIGS])
 def test_scores_equal_plain_peft(

@@ -64,7 +64,7 @@ async def finish(bench: Bench, outcome: ScoreResult | Failure) -> None:
 async def test_a_pending_score_is_found_again_by_its_key(bench: Bench, keyed: Scorer) -> None:
     score = await keyed.ask(REQUEST, asked="a", session_id=None)
     with pytest.raises(Unavailable) as pending:
-        await keyed.logprobs(score)
+        await keyed.result(score)
     assert (pending.value.code, pending.value.details) == ("score_pending", {"status": "queued"})
 
     logprobs = TensorData.floats([-1.0, -2.0])
@@ -72,14 +72,14 @@ async def test_a_pending_score_is_found_again_by_its_key(bench: Bench, keyed: Sc
     known = await keyed.known("a")
     assert known is not None
     assert known.id == score.id
-    assert await keyed.logprobs(known) == logprobs
+    assert await keyed.result(known) == ScoreResult(logprobs=logprobs)
 
 
 async def test_a_score_that_nobody_could_ask_for_again_is_taken_back(bench: Bench, keyed: Scorer) -> None:
     unkeyed = scorer(bench, keyed.futures, None)
     score = await unkeyed.ask(REQUEST, asked="a", session_id=None)
     with pytest.raises(Unavailable):
-        await unkeyed.logprobs(score)
+        await unkeyed.result(score)
 
     async with bench.database.read() as unit:
         assert (await unit.scores.get(bench.project_id, score.id)).status is Status.CANCELLED
@@ -92,7 +92,7 @@ async def test_a_failure_is_raised_as_what_it_is(bench: Bench, keyed: Scorer) ->
         bench, Failure(kind=Kind.NOT_FOUND, code="unknown_version", message="no such version", field="version")
     )
     with pytest.raises(GatewayError) as refused:
-        await keyed.logprobs(score)
+        await keyed.result(score)
     assert (refused.value.kind, refused.value.code, refused.value.field) == (
         Kind.NOT_FOUND,
         "unknown_version",

@@ -122,8 +122,12 @@ def test_an_adapter_on_the_unembedding_is_scored_by_the_trainer(training: tinker
     assert rows[1, 0].item() == pytest.approx(scores[2])
     assert rows[0].tolist() == rows[2].tolist() == [0.0, 0.0]
     assert answers[1].to_torch().tolist() == rows.tolist()
-    with pytest.raises(tinker.RequestFailedError, match="train_unembed"):
-        sampler.sample(prompt, 1, one, topk_prompt_logprobs=2).result()
+    answer = sampler.sample(prompt, 1, one, include_prompt_logprobs=True, topk_prompt_logprobs=2).result()
+    assert answer.prompt_logprobs == scores
+    assert answer.topk_prompt_logprobs is not None
+    assert answer.topk_prompt_logprobs[0] is None
+    for ranked in answer.topk_prompt_logprobs[1:]:
+        assert [logprob for _, logprob in ranked or []] == pytest.approx([-1.0, -1.0], abs=0.05)  # the best of 256
 
 
 def test_a_base_model_is_sampled_without_training(service: tinker.ServiceClient) -> None:

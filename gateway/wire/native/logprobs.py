@@ -106,7 +106,7 @@ async def _computed(
         score = await scorer.ask(request, asked=asked, session_id=session_id)
     else:
         target = await scorer.target(score, sampler.catalog)
-    found = await scorer.logprobs(score)
+    found = (await scorer.result(score)).logprobs
     facts = await scorer.facts(score)
     cost = cost_nanos(sampler.prices, facts)
     answer = _score_read(body, score, target, found, cost).model_dump_json().encode()

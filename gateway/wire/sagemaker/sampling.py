@@ -86,9 +86,7 @@ class Asker:
         scoring = question.name == "computeLogprobs"
         call = call_of(sample_id, self.principal, self.session, target, request, scoring=scoring)
         async with held(self.database, call, self.clock):
-            generation = await generated(
-                self.engines, self.scorer, target, request, sample_id, topk_field="topkPromptLogprobs"
-            )
+            generation = await generated(self.engines, self.scorer, target, request, sample_id)
         counts = generation.counts.without_sampled() if scoring else generation.counts
         result: Document = {"logprobs": generation.prompt_logprobs} if scoring else sampled(generation, request)
         content = await asyncio.to_thread(_completed, question.name, result)

@@ -18,9 +18,7 @@ async def answer(
     Raises:
         GatewayError: as ``generated`` says.
     """
-    generation = await generated(
-        engines, scorer, target, question.request, sample_id, topk_field="topk_prompt_logprobs"
-    )
+    generation = await generated(engines, scorer, target, question.request, sample_id)
     if question.targets is None:
         return generation, None
     alternatives = score_alternatives(
@@ -31,4 +29,4 @@ async def answer(
         tokens_field="prompt",
         targets_field="target_prompt_logprobs",
     )
-    return generation, await score(scorer, alternatives, sample_id)
+    return generation, (await score(scorer, alternatives, sample_id)).logprobs
