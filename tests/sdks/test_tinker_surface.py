@@ -1,9 +1,13 @@
-"""The page for Tinker users tells of every method of the installed SDK, and what it tells is tested."""
+"""The page for Tinker users tells of every method and route of the installed SDK, and what it tells is tested."""
 
 import re
 from pathlib import Path
 
-from tests.sdks.tinker_surface import NotApplicable, Refused, Verdict, Works, methods, table
+from starlette.routing import Match, Route
+
+from gateway.wire.tinker.app import create_tinker_app
+from gateway.wire.tinker.schemas import ClientConfig
+from tests.sdks.tinker_surface import NotApplicable, Refused, Verdict, Works, methods, route_table, routes, table
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clients" / "tinker.md"
@@ -88,6 +92,20 @@ VERDICTS: dict[str, Verdict] = {
 }
 
 
+REFUSED_ROUTES = {
+    "/api/v1/audit": "what happened to a version is in its group's history",
+    "/api/v1/sessions/search": "list sessions instead",
+    "/api/v1/sessions/{}/project": "a session stays in the project of its key",
+    "/api/v1/sessions/{}/trace_export": "this server keeps no traces",
+}
+UNASKED_ROUTES = {
+    "/api/v1/auth/apikey/me": "logs in to and out of the hosted service",
+    "/api/v1/auth/token": "`pjwt_auth_enabled` is off: the key itself is sent",
+    "/api/v1/create_custom_loss": "`custom_loss_server_side` is off: custom losses run on the client",
+    "/api/v1/retrieve_futures": "`sample_use_retrieve_futures` is off: results are fetched one by one",
+}
+
+
 def test_every_method_has_a_verdict_and_its_test_exists() -> None:
     assert set(VERDICTS) == set(methods())
     sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_tinker*.py"))
@@ -99,3 +117,30 @@ def test_every_method_has_a_verdict_and_its_test_exists() -> None:
 def test_the_page_tells_the_verdicts() -> None:
     text = PAGE.read_text().split("<!-- methods -->")[1].split("<!-- /methods -->")[0]
     assert text.strip() == table(VERDICTS)
+
+
+def served(path: str) -> bool:
+    """Whether any method of ``path`` reaches a route; ids are filled in."""
+    filled = path.replace("checkpoints/{}", "checkpoints/external_weights/x").replace("{}", "x")
+    scope = {"type": "http", "method": "GET", "path": filled, "root_path": ""}
+    return any(
+        route.matches(scope)[0] is not Match.NONE for route in create_tinker_app().routes if isinstance(route, Route)
+    )
+
+
+def test_every_route_of_the_sdk_is_served_or_never_asked_for() -> None:
+    found = routes()
+    assert len(found) > 40
+    assert found >= REFUSED_ROUTES.keys() | UNASKED_ROUTES.keys()
+    assert {path for path in found if not served(path)} == set(UNASKED_ROUTES)
+
+
+def test_the_flags_that_would_ask_for_missing_routes_are_off() -> None:
+    told = ClientConfig(fwdbwd_max_chunk_len=1).model_dump()
+    flags = ("pjwt_auth_enabled", "custom_loss_server_side", "sample_use_retrieve_futures")
+    assert [told.get(flag, False) for flag in flags] == [False] * 3
+
+
+def test_the_page_tells_the_routes() -> None:
+    text = PAGE.read_text().split("<!-- routes -->")[1].split("<!-- /routes -->")[0]
+    assert text.strip() == route_table(REFUSED_ROUTES, UNASKED_ROUTES)

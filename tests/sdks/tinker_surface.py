@@ -1,11 +1,14 @@
-"""What of the installed ``tinker`` SDK works here: one line for each public method, with the test that asserts it.
+"""What of the installed ``tinker`` SDK works here: one line for each public method, with the test that asserts it, and
+one for each route that its sources name.
 
 ``works`` names a test that asserts a value or an effect; ``refused`` says why, and names the test of the refusal;
 ``not applicable`` never asks this server, or asks for what has no meaning on a server of one's own.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import tinker
 from tinker.lib.public_interfaces.admin_client import AdminClient
@@ -48,6 +51,28 @@ def methods() -> Iterator[str]:
                 continue
             if callable(value) or isinstance(value, staticmethod | classmethod):
                 yield f"{client.__name__}.{name}"
+
+
+def routes() -> set[str]:
+    """Return the path of every route that the SDK or its command line can ask for, without the names of its ids."""
+    package = Path(tinker.__file__).parent
+    sources = [path.read_text() for path in package.rglob("*.py") if not path.name.endswith("_test.py")]
+    found = {path for source in sources for path in re.findall(r'f?"(/api/v1/[^"]*)"', source)}
+    return {re.sub(r"\{\w+\}", "{}", path.partition("?")[0]) for path in found}
+
+
+def route_table(refused: Mapping[str, str], unasked: Mapping[str, str]) -> str:
+    """Return the rows of the page: why a route is refused or never asked for; every other one is served."""
+    rows = ["| route | here | why |", "|---|---|---|"]
+    for path in sorted(routes()):
+        shown = path.removeprefix("/api/v1/").replace("{}", "…")
+        if path in refused:
+            rows.append(f"| `{shown}` | refused | {refused[path]} |")
+        elif path in unasked:
+            rows.append(f"| `{shown}` | not applicable | {unasked[path]} |")
+        else:
+            rows.append(f"| `{shown}` | works | |")
+    return "\n".join(rows)
 
 
 def table(verdicts: Mapping[str, Verdict]) -> str:
