@@ -18,6 +18,7 @@ from tests.engines.fixtures import all_cores, endpoint_of, running_engine, vocab
 from tests.stack import free_port, running_stack
 from tests.tinker_acceptance import (
     arithmetic,
+    crowd,
     distillation,
     guess_number,
     minibatches,
@@ -37,6 +38,7 @@ RECIPES: dict[str, ModuleType] = {
     "preference": preference,
     "guess_number": guess_number,
     "distillation": distillation,
+    "crowd": crowd,
 }
 
 

@@ -1,6 +1,6 @@
 """``recipes.math_rl.train`` on two-digit sums, on policy: the reward rises."""
 
-from tests.tinker_acceptance.outcome import Outcome, rises
+from tests.tinker_acceptance.outcome import Outcome, climbs
 from tests.tinker_acceptance.place import RENDERER, Options, Place, curve
 
 MODULE = "tinker_cookbook.recipes.math_rl.train"
@@ -25,6 +25,6 @@ def options(place: Place, *, steps: int, groups: int, size: int) -> Options:
     }
 
 
-def run(place: Place, *, steps: int = 14, groups: int = 12, size: int = 8, by: float = 0.1) -> list[Outcome]:
+def run(place: Place, *, steps: int = 14, groups: int = 12, size: int = 8) -> list[Outcome]:
     log = place.finish("arithmetic", MODULE, options(place, steps=steps, groups=groups, size=size))
-    return [rises(REWARD, curve(log, REWARD), by=by, over=3)]
+    return [climbs(REWARD, curve(log, REWARD), over=3)]

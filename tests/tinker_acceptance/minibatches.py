@@ -1,13 +1,13 @@
 """``rl.train`` on a stream of minibatches, two steps an iteration, with a penalty for leaving the base model."""
 
 from tests.tinker_acceptance.arithmetic import REWARD
-from tests.tinker_acceptance.outcome import Outcome, rises
+from tests.tinker_acceptance.outcome import Outcome, climbs
 from tests.tinker_acceptance.place import RENDERER, Place, curve
 
 MODULE = "tests.tinker_acceptance.drive tinker_cookbook.rl.train"
 
 
-def run(place: Place, *, steps: int = 8, groups: int = 16, size: int = 8, by: float = 0.15) -> list[Outcome]:
+def run(place: Place, *, steps: int = 8, groups: int = 16, size: int = 8) -> list[Outcome]:
     options = {
         "model_name": place.model,
         "recipe_name": "acceptance_minibatches",
@@ -34,7 +34,7 @@ def run(place: Place, *, steps: int = 8, groups: int = 16, size: int = 8, by: fl
     log = place.finish("minibatches", MODULE, options)
     leaving = curve(log, "kl_policy_base")
     return [
-        rises(REWARD, curve(log, REWARD), by=by, over=2),
+        climbs(REWARD, curve(log, REWARD), over=2),
         Outcome(
             what="kl_policy_base",
             before=leaving[0],

@@ -1,15 +1,15 @@
 """``rl.train`` asynchronously: samples are trained on at most one step after the weights that drew them."""
 
 from tests.tinker_acceptance import arithmetic
-from tests.tinker_acceptance.outcome import Outcome, rises
+from tests.tinker_acceptance.outcome import Outcome, climbs
 from tests.tinker_acceptance.place import Place, curve
 
 
-def run(place: Place, *, steps: int = 14, groups: int = 12, size: int = 8, by: float = 0.15) -> list[Outcome]:
+def run(place: Place, *, steps: int = 14, groups: int = 12, size: int = 8) -> list[Outcome]:
     options = {
         **arithmetic.options(place, steps=steps, groups=groups, size=size),
         "loss_fn": "ppo",
         "max_steps_off_policy": 1,
     }
     log = place.finish("off_policy", arithmetic.MODULE, options)
-    return [rises(arithmetic.REWARD, curve(log, arithmetic.REWARD), by=by, over=3)]
+    return [climbs(arithmetic.REWARD, curve(log, arithmetic.REWARD), over=3)]

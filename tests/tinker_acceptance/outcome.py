@@ -1,8 +1,9 @@
 """What a recipe has to show, and the table of it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, linear_regression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,26 @@ def rises(what: str, curve: Sequence[float], *, by: float, over: int) -> Outcome
     return Outcome(what=what, before=first, after=last, bar=f"+ {by:g}", learned=last - first > by)
 
 
+def climbs(what: str, curve: Sequence[float], *, over: int, errors: float = 4.0) -> Outcome:
+    """The line through all values has to rise by more than ``errors`` times the standard error of its slope.
+
+    Noise alone does so in 1 of 100 runs of 6 values, and in 1 of 1,000 of 14. The means of the first and of the last
+    ``over`` values are shown.
+    """
+    steps = range(len(curve))
+    line = linear_regression(steps, curve)
+    left = [value - line.intercept - line.slope * step for step, value in zip(steps, curve, strict=True)]
+    spread = sum((step - fmean(steps)) ** 2 for step in steps)
+    error = math.sqrt(sum(each**2 for each in left) / (len(curve) - 2) / spread)
+    return Outcome(
+        what=what,
+        before=fmean(curve[:over]),
+        after=fmean(curve[-over:]),
+        bar=f"slope > {errors:g} s.e. (of {error:.2g}; {line.slope:.2g})",
+        learned=line.slope > errors * error,
+    )
+
+
 def same(what: str, straight: float, resumed: float) -> Outcome:
     """Both have to be equal, to the last bit."""
     return Outcome(what=what, before=straight, after=resumed, bar="equal", learned=straight == resumed)
@@ -35,13 +56,13 @@ def same(what: str, straight: float, resumed: float) -> Outcome:
 
 def table(rows: Sequence[tuple[str, Outcome | str, float]]) -> str:
     """Return a line for each recipe: name, outcome (or why there is none), seconds."""
-    head = f"{'recipe':15}  {'metric':34}  {'before':>10}  {'after':>10}  {'bar':>9}  {'':6}  {'time':>6}"
+    head = f"{'recipe':15}  {'metric':34}  {'before':>10}  {'after':>10}  {'bar':>36}  {'':6}  {'time':>6}"
     written = [head, "-" * len(head)]
     for name, outcome, seconds in rows:
         if isinstance(outcome, str):
-            written.append(f"{name:15}  {outcome.splitlines()[0][:75]:75}  FAILED  {seconds:4.0f} s")
+            written.append(f"{name:15}  {outcome.splitlines()[0][:102]:102}  FAILED  {seconds:4.0f} s")
             continue
         verdict = "ok" if outcome.learned else "MISSED"
-        numbers = f"{outcome.before:10.4f}  {outcome.after:10.4f}  {outcome.bar:>9}"
+        numbers = f"{outcome.before:10.4f}  {outcome.after:10.4f}  {outcome.bar:>36}"
         written.append(f"{name:15}  {outcome.what:34}  {numbers}  {verdict:6}  {seconds:4.0f} s")
     return "\n".join(written)

@@ -47,7 +47,10 @@ class Place:
             AssertionError: its exit status is not 0; with the end of its output.
         """
         with self._started(run, module, options) as program:
-            status = program.wait(timeout=PROGRAM_TIMEOUT_S)
+            try:
+                status = program.wait(timeout=PROGRAM_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                status = f"none after {PROGRAM_TIMEOUT_S:g} s"
         assert status == 0, f"{run} ended with exit status {status}\n{self._output(run)}"
         return self.log_path(run)
 

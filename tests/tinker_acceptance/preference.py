@@ -7,7 +7,7 @@ from tests.tinker_acceptance.place import RENDERER, Place, curve
 MODULE = "tests.tinker_acceptance.drive tinker_cookbook.preference.train_dpo"
 
 
-def run(place: Place, *, steps: int = 10, batch: int = 8, below: float = 0.7) -> list[Outcome]:
+def run(place: Place, *, steps: int = 8, batch: int = 8, below: float = 0.8) -> list[Outcome]:
     builder = "dataset_builder.comparison_builder"
     options = {
         "model_name": place.model,
@@ -25,5 +25,5 @@ def run(place: Place, *, steps: int = 10, batch: int = 8, below: float = 0.7) ->
     log = place.finish("preference", MODULE, options)
     return [
         falls("dpo_loss", curve(log, "dpo_loss"), below=below),
-        rises("margin", curve(log, "margin"), by=0.5, over=1),
+        rises("margin", curve(log, "margin"), by=0.35, over=1),
     ]
