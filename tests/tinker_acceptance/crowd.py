@@ -16,7 +16,7 @@ VERSIONS, SAMPLES, TOKENS = 4, 400, 8
 LESSON = "zorblax quimtel vrandoo pelk zorblax quimtel vrandoo pelk"
 
 
-def run(place: Place, *, samples: int = SAMPLES, steps: int = 10) -> list[Outcome]:
+def run(place: Place, *, samples: int = SAMPLES, steps: int = 5) -> list[Outcome]:
     """Pin ``samples`` to ``VERSIONS`` versions in turn, take ``steps`` while they are computed, and read them all."""
     with program(place) as service:
         # The engine scores prompts exactly where no adapter lies on the unembedding.
