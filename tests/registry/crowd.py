@@ -67,6 +67,5 @@ def run(world: World, quiet: Sequence[Answer], *, requests: int, publications: i
 
 
 def _differs(world: World, quiet: Answer) -> str | None:
-    with world.stack.client() as client:
-        answer = world.answer(quiet.version, PROMPT, client)
+    answer = world.answer(quiet.version, PROMPT)
     return None if answer.tokens == quiet.tokens else f"{quiet.version} answered {answer.tokens}, alone {quiet.tokens}"

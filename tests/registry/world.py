@@ -53,7 +53,7 @@ def lesson(tokens: Sequence[int], *, prompt: int) -> dict[str, Any]:
 
 
 class World:
-    """One stack and a client of it. Prompts and answers are token ids."""
+    """One stack and a client of it, which any number of threads may use. Prompts and answers are token ids."""
 
     def __init__(self, stack: Stack, client: httpx.Client) -> None:
         self.stack = stack
@@ -84,9 +84,9 @@ class World:
                 return answer
         raise AssertionError(f"seed {seed} did not learn its answer: {answer}")
 
-    def answer(self, version: str, prompt: Sequence[int], client: httpx.Client | None = None) -> Answer:
+    def answer(self, version: str, prompt: Sequence[int]) -> Answer:
         """Ask greedily, over the OpenAI route, which tells the runner-up of each token as well."""
-        response = (client or self.client).post(
+        response = self.client.post(
             f"{self.stack.url}/v1/completions",
             json={
                 "model": version,
