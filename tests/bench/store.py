@@ -67,8 +67,8 @@ def main() -> None:
     group, alone = (under_strace(mode, arguments.rounds) for mode in ("group", "alone"))
     for name, found in (("group commit", group), ("commit per submit", alone)):
         rate = found["acks"] / found["seconds"]
-        per_fsync = found["acks"] / found["fsyncs"]
-        print(f"{name:18} {rate:8.0f} acks/s, {per_fsync:6.1f} acks per fsync (all of the process)")
+        per_commit = found["acks"] / found["commits"]
+        print(f"{name:18} {rate:8.0f} acks/s, {per_commit:6.1f} per commit, {found['fsyncs']} fsyncs with the start")
     print(f"speed-up {alone['seconds'] / group['seconds']:.1f}x with fsyncs of {FSYNC_US / 1000} ms")
 
 
