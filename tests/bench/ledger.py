@@ -200,6 +200,14 @@ def check_answers(url: str, tally: Tally) -> None:
             tally.wrong.append(f"{name}: said {usage}, recorded {facts}")
 
 
+def lost_tokens(url: str) -> int:
+    """Return how many tokens are put down to gateways that died."""
+    with reading(url) as connection:
+        return connection.execute(
+            text("SELECT coalesce(sum(quantity), 0) FROM usage_facts WHERE source LIKE 'lost-%'")
+        ).scalar_one()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
     """How much of everything, on one engine."""
@@ -224,6 +232,10 @@ def bench(engine: EngineProcess, endpoint: EngineEndpoint, amounts: Amounts, dat
         tally = asyncio.run(drive(gateway, key, endpoint.name, calls, kills, seed))
         seconds = time.monotonic() - started
         surplus = await_quiet(url, endpoint.url)
+        print(f"{calls} calls, {kills} kills, seed {seed}, engine {endpoint.name}: {seconds:.0f} s")
+        print("  " + ", ".join(f"{name}: {count}" for name, count in sorted(tally.outcomes.items())))
+        print(f"  counters minus ledger: {surplus.prompt} prompt, {surplus.generation} generated tokens")
+        print(f"  lost with killed gateways, billed to nobody: {lost_tokens(url)} tokens", flush=True)
         cut = asyncio.run(
             kill_engines(engine, gateway, url, key=key, model=endpoint.name, kills=amounts.engine_kills, seed=seed)
         )
@@ -232,14 +244,6 @@ def bench(engine: EngineProcess, endpoint: EngineEndpoint, amounts: Amounts, dat
         gateway.stop()
     check_answers(url, tally)
     report = reconcile(url, [endpoint.url])
-    with reading(url) as connection:
-        lost = connection.execute(
-            text("SELECT coalesce(sum(quantity), 0) FROM usage_facts WHERE source LIKE 'lost-%'")
-        ).scalar_one()
-    print(f"{calls} calls, {kills} kills, seed {seed}, engine {endpoint.name}: {seconds:.0f} s")
-    print("  " + ", ".join(f"{name}: {count}" for name, count in sorted(tally.outcomes.items())))
-    print(f"  counters minus ledger: {surplus.prompt} prompt, {surplus.generation} generated tokens")
-    print(f"  lost with killed gateways, billed to nobody: {lost} tokens")
     if amounts.engine_kills:
         print(
             f"  {amounts.engine_kills} kills of the engine cut {cut.streams} streams off: {cut.received} tokens "

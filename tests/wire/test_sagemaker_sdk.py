@@ -2,6 +2,8 @@
 and what it gets is what it expects."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -148,6 +150,17 @@ def test_sessions_are_listed_stopped_twice_and_deleted(service: ServiceClient) -
     assert service.list_sessions(name_contains=name) == []
     with service.create_lora_training_client(BASE, rank=8, training_session_name=name):
         assert len(service.list_sessions(name_contains=name, max_results=5)) == 1
+
+
+def test_a_program_that_ends_without_a_word_stops_its_session(service: ServiceClient) -> None:
+    name = f"left-{time.time_ns()}"
+    program = (
+        "from tests.wire.sagemaker_clients import service_client\n"
+        f"training = service_client().create_lora_training_client({BASE!r}, rank=8, training_session_name={name!r})\n"
+        "assert training.current_sequence_number == 0\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+    assert [one.status for one in service.list_sessions(name_contains=name)] == ["Stopped"]
 
 
 def test_async_twins_give_the_same(service: ServiceClient) -> None:
