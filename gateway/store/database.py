@@ -3,7 +3,7 @@
 ``sqlite:///path`` serves one machine, ``postgresql+psycopg://...`` several. Both pass one suite.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -35,6 +35,7 @@ from gateway.store.scores import SqlScoreStore
 from gateway.store.sessions import SqlSessionStore
 from gateway.store.sqlite import open_sqlite
 from gateway.store.transaction import Transaction
+from gateway.store.trips import Work
 from gateway.store.upkeep import SqlUpkeep
 from gateway.store.usage import SqlUsageStore
 from gateway.store.versions import SqlVersionStore
@@ -84,6 +85,10 @@ class Transactions(Protocol):
 
     def write(self, *, durable: bool = True) -> AbstractAsyncContextManager[Transaction]: ...
 
+    async def ask(self, work: Work[T]) -> T: ...
+
+    async def apply(self, work: Work[T], *, durable: bool = True) -> T: ...
+
 
 class SqlDatabase:
     """Database on SQL. ``wakeups`` tells when somebody, in any process, committed something worth a look."""
@@ -111,7 +116,7 @@ class SqlDatabase:
         """
         with _translated():
             async with self._transactions.read() as transaction:
-                yield SqlUnit(transaction, self._ledger, self._limits)
+                yield self._unit(transaction)
 
     @asynccontextmanager
     async def write(self, *, durable: bool = True) -> AsyncGenerator[SqlUnit]:
@@ -122,7 +127,29 @@ class SqlDatabase:
         """
         with _translated():
             async with self._transactions.write(durable=durable) as transaction:
-                yield SqlUnit(transaction, self._ledger, self._limits)
+                yield self._unit(transaction)
+
+    async def ask(self, work: Callable[[SqlUnit], Awaitable[T]]) -> T:
+        """Return what ``work`` reads; it must wait for nothing but its unit, and is then run in one go.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        with _translated():
+            return await self._transactions.ask(lambda transaction: work(self._unit(transaction)))
+
+    async def apply(self, work: Callable[[SqlUnit], Awaitable[T]], *, durable: bool = True) -> T:
+        """Run ``work``, which must wait for nothing but its unit, as a unit of its own, in one go. When it raises,
+        nothing was done; returning means what leaving ``write`` means. A cancelled caller may find it done.
+
+        Raises:
+            Unavailable: the database is away, or could not commit; the same request may work later.
+        """
+        with _translated():
+            return await self._transactions.apply(lambda transaction: work(self._unit(transaction)), durable=durable)
+
+    def _unit(self, transaction: Transaction) -> SqlUnit:
+        return SqlUnit(transaction, self._ledger, self._limits)
 
     async def look(self, work: Callable[[Connection], T]) -> T:
         """Run ``work``, which only reads, on the connection of a consistent read: for those with tables of their own.
@@ -131,8 +158,7 @@ class SqlDatabase:
             Unavailable: the database is away.
         """
         with _translated():
-            async with self._transactions.read() as transaction:
-                return await transaction.look(work)
+            return await self._transactions.ask(lambda transaction: transaction.look(work))
 
     async def change(self, work: Callable[[Connection], T], *, durable: bool = True) -> T:
         """Run ``work`` on the connection of a unit of its own.
@@ -141,8 +167,7 @@ class SqlDatabase:
             Unavailable: the database is away, or could not commit.
         """
         with _translated():
-            async with self._transactions.write(durable=durable) as transaction:
-                return await transaction.change(work)
+            return await self._transactions.apply(lambda transaction: transaction.change(work), durable=durable)
 
 
 @contextmanager

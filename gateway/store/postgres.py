@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 from sqlalchemy import URL
@@ -14,8 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from gateway.core.clock import Clock, SystemClock
 from gateway.store.durability import weak
 from gateway.store.transaction import Transaction
+from gateway.store.trips import Work
 from gateway.store.wakeups import CHANNEL, PostgresWakeups
 
+T = TypeVar("T")
 CONNECTIONS = 10  # per process; a default server allows 100
 OVERFLOW = 5
 _RETRY_S = 0.5
@@ -64,6 +67,14 @@ class PostgresTransactions:
                 self.commits += durable
         finally:
             self._inside.discard(caller)
+
+    async def ask(self, work: Work[T]) -> T:
+        async with self.read() as transaction:
+            return await work(transaction)
+
+    async def apply(self, work: Work[T], *, durable: bool = True) -> T:
+        async with self.write(durable=durable) as transaction:
+            return await work(transaction)
 
     def _transaction(self, connection: AsyncConnection, *, read_only: bool) -> Transaction:
         return Transaction(connection, postgres=True, clock=self._clock, blob_dir=self._blob_dir, read_only=read_only)

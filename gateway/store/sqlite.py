@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.pool import QueuePool
@@ -12,9 +12,11 @@ from gateway.core.clock import Clock
 from gateway.store.durability import weak
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
+from gateway.store.trips import InlineTransaction, Traveller, Work
 from gateway.store.wakeups import SqliteWakeups
 from gateway.store.writer import GroupWriter
 
+T = TypeVar("T")
 READERS = 8
 READ_BUSY_TIMEOUT_MS = 10_000
 
@@ -46,6 +48,20 @@ class SqliteTransactions:
             finally:
                 await transaction.settle()
 
+    async def ask(self, work: Work[T]) -> T:
+        traveller = Traveller(work)
+
+        def run(connection: Connection) -> Any:
+            _begin(connection)
+            return traveller.run(
+                InlineTransaction(connection, clock=self._clock, blob_dir=self._blob_dir, read_only=True)
+            )
+
+        return await self._readers.run(run)
+
+    async def apply(self, work: Work[T], *, durable: bool = True) -> T:
+        return await self._writer.apply(work, durable=durable)
+
     @asynccontextmanager
     async def write(self, *, durable: bool = True) -> AsyncIterator[Transaction]:
         async with self._writer.unit(durable=durable) as transaction:
@@ -70,7 +86,12 @@ async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock, allow_weak: boo
     def open_transaction(connection: ThreadConnection) -> Transaction:
         return Transaction(connection, postgres=False, clock=clock, blob_dir=blob_dir, read_only=False)
 
-    writer = GroupWriter(writing, open_transaction=open_transaction, on_change=wakeups.changed_to)
+    def open_inline(connection: Connection) -> InlineTransaction:
+        return InlineTransaction(connection, clock=clock, blob_dir=blob_dir, read_only=False)
+
+    writer = GroupWriter(
+        writing, open_transaction=open_transaction, open_inline=open_inline, on_change=wakeups.changed_to
+    )
     try:
         async with writing.connect() as connection:
             await connection.run_sync(lambda sync: _check_durability(sync, allow_weak=allow_weak))

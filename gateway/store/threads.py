@@ -77,6 +77,21 @@ class ThreadPool:
                     await asyncio.wait([closing])
                     raise
 
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in a thread on a connection of its own; what it did not commit is rolled back. A cancelled
+        caller waits for its end."""
+        async with self._free:
+            running = asyncio.get_running_loop().run_in_executor(self._executor, self._run, work)
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.wait([running])
+                raise
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            return work(connection)
+
     async def dispose(self) -> None:
         """Close the connections and end the threads; nobody holds one any more."""
         await asyncio.get_running_loop().run_in_executor(self._executor, self._engine.dispose)

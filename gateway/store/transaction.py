@@ -27,7 +27,7 @@ class Transaction:
     """
 
     def __init__(
-        self, connection: AnyConnection, *, postgres: bool, clock: Clock, blob_dir: Path, read_only: bool
+        self, connection: AnyConnection | None, *, postgres: bool, clock: Clock, blob_dir: Path, read_only: bool
     ) -> None:
         self._connection = connection
         self._postgres = postgres
@@ -37,8 +37,8 @@ class Transaction:
         self.blob_dir = blob_dir
         self.announced = False
 
-    async def rows(self, statement: Executable) -> Sequence[RowMapping]:
-        return await self._run(lambda connection: connection.execute(statement).mappings().all())
+    async def rows(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Sequence[RowMapping]:
+        return await self._run(lambda connection: connection.execute(statement, values).mappings().all())
 
     async def first(self, statement: Executable) -> RowMapping | None:
         rows = await self.rows(statement)
@@ -65,7 +65,9 @@ class Transaction:
 
     async def insert_new(self, table: Table, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
         """Insert the rows that break no unique constraint; return how many were new."""
-        return await self.write(self.insert(table).values(values).on_conflict_do_nothing())
+        self._require_writable()
+        statement = self.insert(table).on_conflict_do_nothing()  # compiled once, however many rows there are
+        return await self._run(lambda connection: connection.execute(statement, values).rowcount)
 
     def insert(self, table: Table) -> "sqlite.Insert | postgresql.Insert":
         """Return an INSERT that knows ON CONFLICT."""
@@ -88,5 +90,6 @@ class Transaction:
             raise RuntimeError("this unit of work only reads")
 
     async def _run(self, work: Callable[[Connection], T]) -> T:
+        assert self._connection is not None
         self._running = task = asyncio.ensure_future(self._connection.run_sync(work))
         return await asyncio.shield(task)

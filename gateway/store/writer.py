@@ -5,6 +5,9 @@ under a savepoint; when nobody waits, the task commits, and only then do the uni
 delay. The write lock of the file is held while a group is open and never in between, because other processes write
 the same file.
 
+Work that comes whole (``apply``) is run in the thread from its first statement to its last, with everything else that
+waits there in this form: a group of such units is one trip, from its beginning to its commit.
+
 A group that starts with a unit that need not be durable takes only such units and commits without fsync: the next
 durable group's fsync covers it, since it syncs the whole log. Until then only a loss of power can take it back.
 
@@ -13,19 +16,20 @@ of power. So before the next group all of the log is copied to the database, whi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from gateway.core.disk import disk_full
-from gateway.core.errors import Unavailable
-from gateway.store.failures import is_busy, is_full, is_unsynced
+from gateway.store.failures import is_busy, is_unsynced
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
+from gateway.store.trips import InlineTransaction, Traveller, Work
+from gateway.store.units import Trip, Unit, keep_savepoint, savepoint, undo_savepoint
+
+T = TypeVar("T")
 
 MAX_GROUP_UNITS = 128
 MAX_GROUP_S = 0.1  # no unit waits longer than about this for its group to close,
@@ -33,34 +37,6 @@ LATE_GROUP_UNITS = 8  # unless the machine is so slow that even so few take long
 LOCK_TIMEOUT_S = 30.0  # how long to try while another process writes
 _LOCK_RETRY_S = 0.002
 _OTHERS_TURN_S = 0.005  # left free after a group that closed with units waiting, so that other processes get in
-
-
-def _future() -> "asyncio.Future[Any]":
-    return asyncio.get_running_loop().create_future()
-
-
-@dataclass(eq=False, kw_only=True)
-class _Unit:
-    """One unit of work on its way through the writer."""
-
-    lasting: bool = True  # must survive a loss of power
-    turn: "asyncio.Future[Transaction]" = field(default_factory=_future)
-    ended: "asyncio.Future[bool]" = field(default_factory=_future)  # True: keep what it did
-    durable: "asyncio.Future[None]" = field(default_factory=_future)
-
-    def fail(self, error: BaseException) -> None:
-        """Let whatever the unit waits for raise."""
-        refusal = (
-            disk_full()
-            if is_full(error)
-            else Unavailable("the database could not commit; nothing was recorded", code="database_unavailable")
-        )
-        refusal.__cause__ = error
-        for waited in (self.turn, self.durable):
-            if not waited.done():
-                waited.set_exception(refusal)
-                waited.exception()  # an abandoned unit must not log that nobody looked
-                return
 
 
 class GroupWriter:
@@ -71,16 +47,19 @@ class GroupWriter:
         connections: ThreadPool,
         *,
         open_transaction: Callable[[ThreadConnection], Transaction],
+        open_inline: Callable[[Connection], InlineTransaction],
         on_change: Callable[[int], None],
     ) -> None:
         self._connections = connections
         self._open_transaction = open_transaction
+        self._open_inline = open_inline
         self._on_change = on_change
-        self._queue: asyncio.Queue[_Unit | None] = asyncio.Queue()
-        self._put_back: _Unit | None = None  # waits for a group of its own kind
+        self._queue: asyncio.Queue[Unit | Trip | None] = asyncio.Queue()
+        self._put_back: Unit | Trip | None = None  # waits for a group of its own kind
         self._inside: set[asyncio.Task[Any] | None] = set()
         self._open = False
         self._hole = False  # a sync of the log failed
+        self._busy_since: float | None = None  # when the first of a row of groups began that leave nothing free
         self.commits = 0
 
     @asynccontextmanager
@@ -102,12 +81,8 @@ class GroupWriter:
         Raises:
             Unavailable: another process held the write lock too long, or the commit failed: nothing was recorded.
         """
-        if not self._open:
-            raise RuntimeError("the database is closed")
-        caller = asyncio.current_task()
-        if caller in self._inside:
-            raise RuntimeError("a unit of work was opened inside another one: it would wait for itself")
-        unit = _Unit(lasting=durable)
+        caller = self._caller()
+        unit = Unit(lasting=durable)
         self._queue.put_nowait(unit)
         self._inside.add(caller)
         try:
@@ -122,11 +97,44 @@ class GroupWriter:
             self._inside.discard(caller)
         await unit.durable
 
+    async def apply(self, work: Work[T], *, durable: bool) -> T:
+        """Run one unit of work that waits for nothing but its unit; return after its group's commit.
+
+        A cancelled caller that the unit has begun for waits until it is committed, or not.
+
+        Raises:
+            Unavailable: as ``unit``.
+        """
+        self._caller()
+        trip = Trip(traveller=Traveller(work), lasting=durable)
+        self._queue.put_nowait(trip)
+        try:
+            return await asyncio.shield(trip.outcome)
+        except asyncio.CancelledError:
+            if trip.begun:
+                await asyncio.wait([trip.outcome])
+                trip.outcome.exception()
+            else:
+                trip.outcome.cancel()
+            raise
+
+    def _caller(self) -> asyncio.Task[Any] | None:
+        if not self._open:
+            raise RuntimeError("the database is closed")
+        caller = asyncio.current_task()
+        if caller in self._inside:
+            raise RuntimeError("a unit of work was opened inside another one: it would wait for itself")
+        return caller
+
     async def _run(self) -> None:
         try:
             while (unit := self._put_back or await self._queue.get()) is not None:
                 self._put_back = None
-                if not unit.ended.done():
+                if unit.over:
+                    continue
+                if isinstance(unit, Trip):
+                    await self._run_trips(unit)
+                else:
                     await self._run_group(unit)
         except BaseException as error:  # nobody may wait for a writer that is gone
             self._open = False
@@ -144,21 +152,66 @@ class GroupWriter:
                 return
             unit.fail(error)
 
-    async def _run_group(self, first: _Unit) -> None:
+    async def _run_trips(self, first: Trip) -> None:
+        """Take every whole unit that waits, and run them all in one go."""
         loop = asyncio.get_running_loop()
-        kept: list[_Unit] = []
+        opened = loop.time()
+        self._busy_since = self._busy_since or opened
+        trips = [first]
+        while len(trips) < MAX_GROUP_UNITS and (unit := await self._next(lasting=first.lasting)) is not None:
+            if not isinstance(unit, Trip):
+                self._put_back = unit
+                break
+            if not unit.over:
+                trips.append(unit)
+        for trip in trips:
+            trip.begun = True
+        try:
+            if self._hole:
+                async with self._connections.connect() as connection:
+                    await self._restart_log(connection)
+            change = await self._when_free(
+                lambda: self._connections.run(
+                    lambda connection: _travel(connection, trips, self._open_inline, lasting=first.lasting)
+                )
+            )
+        except BaseException as error:
+            self._hole = self._hole or is_unsynced(error)
+            for trip in trips:
+                trip.fail(error)
+            if not isinstance(error, SQLAlchemyError):
+                raise
+        else:
+            self.commits += first.lasting
+            if change is not None:
+                self._on_change(change)
+            for trip in trips:
+                trip.committed()
+        if self._put_back is None and self._queue.empty():
+            self._busy_since = None
+        elif loop.time() - self._busy_since >= MAX_GROUP_S:
+            self._busy_since = None
+            await asyncio.sleep(_OTHERS_TURN_S)
+
+    async def _run_group(self, first: Unit) -> None:
+        loop = asyncio.get_running_loop()
+        kept: list[Unit | Trip] = []
         crowded = False
-        unit: _Unit | None = first
+        unit: Unit | Trip | None = first
         try:
             async with self._connections.connect() as connection:
                 if self._hole:
                     await self._restart_log(connection)
-                await self._begin(connection, lasting=first.lasting)
+                begin = _begin_lasting if first.lasting else _begin_fleeting
+                await self._when_free(lambda: connection.run_sync(begin))
                 opened, count, announced = loop.time(), 0, False
                 while unit is not None:
-                    if not unit.ended.done():
+                    if not unit.over:
                         count += 1
-                        transaction = await self._serve(connection, unit)
+                        if isinstance(unit, Trip):
+                            transaction = await self._serve_trip(connection, unit)
+                        else:
+                            transaction = await self._serve(connection, unit)
                         if transaction is not None:
                             kept.append(unit)
                             announced = announced or transaction.announced
@@ -178,27 +231,39 @@ class GroupWriter:
                 raise
         else:
             for done in kept:
-                if not done.durable.done():
-                    done.durable.set_result(None)
+                done.committed()
         if crowded:
             await asyncio.sleep(_OTHERS_TURN_S)
 
-    async def _serve(self, connection: ThreadConnection, unit: _Unit) -> Transaction | None:
+    async def _serve(self, connection: ThreadConnection, unit: Unit) -> Transaction | None:
         """Give ``unit`` its turn; return its transaction when it is kept, None when it was rolled back.
 
         When SQLite itself rolled the whole transaction back (disk full, I/O error), the savepoint is gone, the
         statements here fail, and with them the group: nothing of it is acknowledged.
         """
-        await connection.run_sync(_savepoint)
+        await connection.run_sync(savepoint)
         transaction = self._open_transaction(connection)
         if not unit.turn.done():
             unit.turn.set_result(transaction)
         keep = await unit.ended
         await transaction.settle()
-        await connection.run_sync(_keep if keep else _undo)
+        await connection.run_sync(keep_savepoint if keep else undo_savepoint)
         return transaction if keep else None
 
-    async def _next(self, *, lasting: bool) -> _Unit | None:
+    async def _serve_trip(self, connection: ThreadConnection, trip: Trip) -> Transaction | None:
+        """As ``_serve``, in one go."""
+        trip.begun = True
+
+        def run(sync: Connection) -> InlineTransaction | None:
+            transaction = self._open_inline(sync)
+            return transaction if trip.run(sync, transaction) else None
+
+        transaction = await connection.run_sync(run)
+        if transaction is None:
+            trip.committed()
+        return transaction
+
+    async def _next(self, *, lasting: bool) -> Unit | Trip | None:
         """Return a unit that waits, None when the group should close. A ``lasting`` group takes every unit."""
         if self._queue.empty():
             await asyncio.sleep(0)  # tasks that are ready may be about to queue one
@@ -221,18 +286,46 @@ class GroupWriter:
             await asyncio.sleep(_LOCK_RETRY_S)
         self._hole = False
 
-    async def _begin(self, connection: ThreadConnection, *, lasting: bool) -> None:
+    async def _when_free(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make ``attempt`` until it is not another process that has the write lock."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LOCK_TIMEOUT_S
         while True:
             try:
-                await connection.run_sync(_begin_lasting if lasting else _begin_fleeting)
-                return
-            except OperationalError as error:
-                if not is_busy(error) or loop.time() >= deadline:
-                    self._fail_queued(error)
-                    raise
+                return await attempt()
+            except _LockedByOther as locked:
+                if loop.time() >= deadline:
+                    self._fail_queued(locked.error)
+                    raise locked.error from None
             await asyncio.sleep(_LOCK_RETRY_S)
+
+
+class _LockedByOther(Exception):
+    """Another process has the write lock; nothing was begun."""
+
+    def __init__(self, error: OperationalError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _travel(
+    connection: Connection,
+    trips: Sequence[Trip],
+    open_inline: Callable[[Connection], InlineTransaction],
+    *,
+    lasting: bool,
+) -> int | None:
+    """Run the units, each under a savepoint, and commit; return the change counter's new value, if one announced."""
+    _begin(connection, "FULL" if lasting else "NORMAL")
+    kept, announced = 0, False
+    for trip in trips:
+        transaction = open_inline(connection)
+        if trip.run(connection, transaction):
+            kept += 1
+            announced = announced or transaction.announced
+    if not kept:
+        return None
+    return _commit_announced(connection) if announced else _commit(connection)
 
 
 def _begin_lasting(connection: Connection) -> None:
@@ -247,8 +340,10 @@ def _begin(connection: Connection, synchronous: str) -> None:
     try:
         connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-    except OperationalError:
+    except OperationalError as error:
         connection.rollback()
+        if is_busy(error):
+            raise _LockedByOther(error) from None
         raise
 
 
@@ -257,19 +352,6 @@ def _restarted(connection: Connection) -> bool:
     busy, _, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(RESTART)").one()
     connection.rollback()
     return not busy
-
-
-def _savepoint(connection: Connection) -> None:
-    connection.exec_driver_sql("SAVEPOINT unit")
-
-
-def _keep(connection: Connection) -> None:
-    connection.exec_driver_sql("RELEASE unit")
-
-
-def _undo(connection: Connection) -> None:
-    connection.exec_driver_sql("ROLLBACK TO unit")
-    connection.exec_driver_sql("RELEASE unit")
 
 
 def _commit(connection: Connection) -> None:

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import OperationalError
 
 from gateway.core.errors import Unavailable
+from gateway.core.ports import UnitOfWork
 from gateway.store import SqlDatabase, WeakDurability, open_database
 from gateway.store import writer as writer_module
 from gateway.store.sqlite import SqliteTransactions
@@ -116,6 +118,71 @@ async def test_a_failing_unit_undoes_itself_and_nothing_else(database: SqlDataba
 
     assert [type(outcome) for outcome in outcomes].count(ZeroDivisionError) == 3
     assert await projects(database) == [f"good-{index}" for index in (0, 2, 3, 5, 6, 8)]
+
+
+async def test_work_that_comes_whole_is_done_undone_and_committed_like_any_other(database: SqlDatabase) -> None:
+    async def one(index: int) -> int:
+        async def work(unit: UnitOfWork) -> int:
+            await unit.keys.ensure_project(f"p{index}")
+            if index % 3 == 1:
+                raise ZeroDivisionError
+            return index
+
+        if index % 2:
+            return await database.apply(work, durable=index % 4 == 1)
+        async with database.write() as unit:
+            return await work(unit)
+
+    outcomes = await asyncio.gather(*(one(index) for index in range(12)), return_exceptions=True)
+
+    good = [index for index in range(12) if index % 3 != 1]
+    assert [outcome for outcome in outcomes if isinstance(outcome, int)] == good
+    assert [type(outcome) for outcome in outcomes].count(ZeroDivisionError) == 4
+    assert set(await projects(database)) == {f"p{index}" for index in good}
+    assert set((await database.ask(lambda unit: unit.keys.projects())).values()) == {f"p{index}" for index in good}
+
+
+async def test_whole_units_share_their_commits(sqlite: SqlDatabase) -> None:
+    before = sqlite.commits
+
+    await asyncio.gather(*(sqlite.apply(lambda unit, n=n: unit.keys.ensure_project(f"p{n}")) for n in range(64)))
+
+    assert sqlite.commits - before <= 64 // 8
+    assert len(await projects(sqlite)) == 64
+
+
+async def test_whole_work_that_waits_for_something_else_is_refused_and_undone(sqlite: SqlDatabase) -> None:
+    async def waits(unit: UnitOfWork) -> None:
+        await unit.keys.ensure_project("waiting")
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="waits for something"):
+        await sqlite.apply(waits)
+
+    assert await projects(sqlite) == []
+
+
+async def test_a_caller_that_is_cancelled_while_its_work_runs_returns_when_that_is_over(sqlite: SqlDatabase) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    async def slow(unit: UnitOfWork) -> None:
+        inside.set()
+        leave.wait()
+        await unit.keys.ensure_project("slow")
+
+    working = asyncio.create_task(sqlite.apply(slow))
+    await asyncio.to_thread(inside.wait)
+    working.cancel()
+    queued = asyncio.create_task(sqlite.apply(lambda unit: unit.keys.ensure_project("never")))
+    await asyncio.sleep(0)
+    queued.cancel()
+    leave.set()
+
+    assert [type(one) for one in await asyncio.gather(working, queued, return_exceptions=True)] == [
+        asyncio.CancelledError,
+        asyncio.CancelledError,
+    ]
+    assert await projects(sqlite) == ["slow"]
 
 
 async def test_a_cancelled_unit_undoes_itself_and_nothing_else(database: SqlDatabase) -> None:

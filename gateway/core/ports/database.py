@@ -1,7 +1,8 @@
 """Transactions, and being told that one committed."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gateway.core.ports.audit import AuditStore
 from gateway.core.ports.clients import ClientStore
@@ -20,6 +21,8 @@ from gateway.core.ports.stores import (
     UsageStore,
 )
 from gateway.core.ports.work import WorkStore
+
+T = TypeVar("T")
 
 
 class UnitOfWork(Protocol):
@@ -76,6 +79,15 @@ class Database(Protocol):
         What was committed survives a loss of power, except when it need not be ``durable``: then it survives the
         death of any process, and is cheaper.
         """
+        ...
+
+    async def ask(self, work: Callable[[UnitOfWork], Awaitable[T]], /) -> T:
+        """Return what ``work`` reads. It waits for nothing but its unit, and may run in another thread."""
+        ...
+
+    async def apply(self, work: Callable[[UnitOfWork], Awaitable[T]], /, *, durable: bool = True) -> T:
+        """Run ``work`` as ``write`` would; much cheaper where the database is a file. It waits for nothing but its
+        unit, and may run in another thread. When it raises, nothing was done; a cancelled caller may find it done."""
         ...
 
 
