@@ -70,8 +70,12 @@ class Bucket:
         """How many could be taken now; below 0 for a bucket that owes."""
         return (self.now + WINDOW_US - max(self.full_at, self.now)) * self.limit // WINDOW_US
 
+    def covers(self, amount: int) -> bool:
+        """Whether ``amount`` can be taken: of more than the whole limit, only a full bucket is asked."""
+        return self.left >= min(amount, self.limit)
+
     def taken(self, amount: int) -> int:
-        """Return ``full_at`` after taking ``amount``, which may be more than is left."""
+        """Return ``full_at`` after taking ``amount``, which may be more than is left, or below 0 to give back."""
         return max(self.full_at, self.now) + -(-amount * WINDOW_US // self.limit)
 
     def wait_s(self, amount: int = 1) -> int:
@@ -113,8 +117,8 @@ class Allowance:
             )
 
 
-def rate_limited(rate: Limit, scope: LimitScope, bucket: Bucket) -> RateLimited:
-    wait_s = bucket.wait_s()
+def rate_limited(rate: Limit, scope: LimitScope, bucket: Bucket, amount: int = 1) -> RateLimited:
+    wait_s = bucket.wait_s(amount)
     return RateLimited(
         f"the {scope} has used its {bucket.limit} {rate.replace('_', ' ')}; try again in {wait_s} s",
         details={"limit": bucket.limit, "rate": rate.value, "scope": scope.value, "retry_after_s": wait_s},

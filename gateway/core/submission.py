@@ -132,7 +132,7 @@ async def submit(
     )
     tokens = billed_tokens(payload)
     if tokens:
-        await unit.limits.charge(project_id, key_id, tokens)
+        await unit.limits.reserve(project_id, key_id, tokens)
         await unit.ledger.hold(
             WorstCase(
                 source=operation.id,

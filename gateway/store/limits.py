@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
 
 from gateway.core.ids import KeyId, ProjectId
 from gateway.core.limits import (
@@ -14,6 +14,7 @@ from gateway.core.limits import (
     Limits,
     LimitScope,
     quota_full,
+    rate_limited,
 )
 from gateway.core.operations import Status
 from gateway.core.ports.limits import OwnLimit
@@ -46,13 +47,25 @@ class SqlLimitStore:
         after = await self._move(project_id, key_id, buckets, granted) if granted else buckets
         return granted, Allowance(limits=_narrowed(limits), buckets={**every, **after})
 
+    async def reserve(self, project_id: ProjectId, key_id: KeyId, tokens: int) -> None:
+        buckets = await self._token_buckets(project_id, key_id)
+        for (scope, rate), bucket in buckets.items():
+            if not bucket.covers(tokens):
+                raise rate_limited(rate, scope, bucket, tokens)
+        if tokens:
+            await self._move(project_id, key_id, buckets, tokens)
+
     async def charge(self, project_id: ProjectId, key_id: KeyId, tokens: int) -> None:
+        if tokens:
+            await self._move(project_id, key_id, await self._token_buckets(project_id, key_id), tokens)
+
+    async def _token_buckets(self, project_id: ProjectId, key_id: KeyId) -> Mapping[Place, Bucket]:
+        """Return the buckets of tokens, locked; nothing where tokens are not limited."""
         limits = await self._limits(project_id, key_id)
-        rates = (Limit.TOKENS,)
-        if not tokens or not any(name is Limit.TOKENS for _, name in limits):
-            return
-        await self._ensure(project_id, key_id, limits, rates)
-        await self._move(project_id, key_id, await self._buckets(project_id, key_id, limits, rates, lock=True), tokens)
+        if not any(name is Limit.TOKENS for _, name in limits):
+            return {}
+        await self._ensure(project_id, key_id, limits, (Limit.TOKENS,))
+        return await self._buckets(project_id, key_id, limits, (Limit.TOKENS,), lock=True)
 
     async def require_room(self, project_id: ProjectId, key_id: KeyId, limit: Limit, *, more: int = 1) -> None:
         limits = await self._limits(project_id, key_id)
@@ -110,9 +123,7 @@ class SqlLimitStore:
 
     async def _limits(self, project_id: ProjectId, key_id: KeyId) -> Mapping[Place, int]:
         limits: dict[Place, int] = {(LimitScope.PROJECT, name): value for name, value in self._defaults.items()}
-        rows = await self._transaction.rows(
-            select(own_limits.c.scope, own_limits.c.name, own_limits.c.value).where(_of(own_limits, project_id, key_id))
-        )
+        rows = await self._transaction.rows(_OWN_OF, {"project": project_id, "key": key_id})
         return limits | {(LimitScope(row["scope"]), Limit(row["name"])): row["value"] for row in rows}
 
     async def _buckets(
@@ -191,6 +202,15 @@ class SqlLimitStore:
                 owned = and_(owned, table.c.key_id == key_id)
         rows = await self._transaction.rows(select(value.label("count")).select_from(table).where(and_(owned, alive)))
         return int(rows[0]["count"])
+
+
+_OWN_OF = select(own_limits.c.scope, own_limits.c.name, own_limits.c.value).where(
+    or_(
+        and_(own_limits.c.scope == LimitScope.PROJECT, own_limits.c.scope_id == bindparam("project")),
+        and_(own_limits.c.scope == LimitScope.KEY, own_limits.c.scope_id == bindparam("key")),
+    )
+)
+"""Asked twice a call, so built once."""
 
 
 def _of(table: Any, project_id: ProjectId, key_id: KeyId) -> ColumnElement[bool]:

@@ -1,8 +1,8 @@
 """Rates at the edge.
 
 A gateway takes requests from the shared buckets a second's worth at a time and spends them here, so that a busy key
-does not cost a write per request; what it knows of a key's limits is at most a second old. Tokens are counted when they
-are consumed: calls are let in while any are left, and what they take beyond that is owed.
+does not cost a write per request; what it knows of a key's limits is at most a second old. Here a call is let in while
+any tokens are left; what it can take at most is taken when its hold is placed (``wire.metering``), and corrected after.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from gateway.core.ports import Database
 from gateway.core.principals import Principal
 from gateway.core.sampling import SampleRequest
 
+MOST = 4096  # purses, beyond which those that nobody used for KEPT_S are forgotten
 KEPT_S = 1.0  # what was taken and not spent by then is given up
 
 
@@ -36,17 +37,22 @@ class _Purse:
 class Limiter:
     """Lets requests in. One per gateway."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, most: int = MOST, kept_s: float = KEPT_S) -> None:
         self._database = database
+        self._most = most
+        self._kept_s = kept_s
         self._purses: dict[tuple[ProjectId, KeyId], _Purse] = {}
+
+    def __len__(self) -> int:
+        """Return how many keys it remembers."""
+        return len(self._purses)
 
     async def allowance(self, principal: Principal) -> Allowance:
         """Return the caller's limits without counting a request."""
         purse = self._purse(principal)
         if not purse.fresh:
-            async with self._database.read() as unit:
-                purse.allowance = await unit.limits.allowance(principal.project_id, principal.key_id)
-            purse.left, purse.until = 0, time.monotonic() + KEPT_S
+            purse.allowance = await self._read(principal)
+            purse.left, purse.until = 0, time.monotonic() + self._kept_s
         return purse.allowance
 
     async def admit(self, principal: Principal) -> tuple[Allowance, Mapping[str, str]]:
@@ -66,20 +72,26 @@ class Limiter:
         return purse.allowance, headers(purse.allowance, purse.left)
 
     def _purse(self, principal: Principal) -> _Purse:
-        return self._purses.setdefault((principal.project_id, principal.key_id), _Purse())
+        whose = principal.project_id, principal.key_id
+        if whose not in self._purses and len(self._purses) >= self._most:
+            self._purses = {one: purse for one, purse in self._purses.items() if purse.fresh or purse.filling.locked()}
+        return self._purses.setdefault(whose, _Purse())
 
     async def _fill(self, purse: _Purse, principal: Principal) -> None:
         known = purse.allowance.limits.get(Limit.REQUESTS)
         if known is None:  # nothing to take, or nothing known yet
-            async with self._database.read() as unit:
-                purse.allowance = await unit.limits.allowance(principal.project_id, principal.key_id)
+            purse.allowance = await self._read(principal)
             known = purse.allowance.limits.get(Limit.REQUESTS)
         if known is not None:
-            async with self._database.write(durable=False) as unit:
-                purse.left, purse.allowance = await unit.limits.take(
-                    principal.project_id, principal.key_id, Limit.REQUESTS, max(1, known // 60)
-                )
-        purse.until = time.monotonic() + KEPT_S
+            amount = max(1, known // 60)
+            purse.left, purse.allowance = await self._database.apply(
+                lambda unit: unit.limits.take(principal.project_id, principal.key_id, Limit.REQUESTS, amount),
+                durable=False,
+            )
+        purse.until = time.monotonic() + self._kept_s
+
+    async def _read(self, principal: Principal) -> Allowance:
+        return await self._database.ask(lambda unit: unit.limits.allowance(principal.project_id, principal.key_id))
 
 
 def headers(allowance: Allowance, purse: int) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """From an engine's counts to usage facts, and from a call's worst case to what it did cost."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class Call:
     @property
     def session_id(self) -> SessionId | None:
         return None if self.session is None else self.session.id
+
+    @property
+    def tokens(self) -> int:
+        """What is taken of the rate of tokens until it is known."""
+        return self.prompt + self.sampled
 
     @property
     def worst_case(self) -> WorstCase:
@@ -97,14 +103,23 @@ class Call:
 
 
 async def hold(database: Database, call: Call) -> Sequence[BudgetStanding]:
-    """Set aside what ``call`` can cost at most; return the soft limits that are reached.
+    """Set aside the tokens that ``call`` can take at most, and their price; return the soft limits that are reached.
 
     Raises:
-        OutOfBudget: nothing may be executed.
+        OutOfBudget, RateLimited: nothing may be executed.
     """
-    async with database.write(durable=False) as unit:
+
+    async def work(unit: UnitOfWork) -> Sequence[BudgetStanding]:
+        await unit.limits.reserve(call.principal.project_id, call.principal.key_id, call.tokens)
         await unit.ledger.hold(call.worst_case)
         return unit.ledger.notices
+
+    try:
+        return await database.apply(work, durable=False)
+    except asyncio.CancelledError:  # perhaps it is held, and nobody will come for it
+        with anyio.CancelScope(shield=True):
+            await give_up(database, call, refused=True)
+        raise
 
 
 @asynccontextmanager
@@ -113,7 +128,7 @@ async def held(database: Database, call: Call, clock: Clock) -> AsyncGenerator[S
     that ends well settles itself (``record``).
 
     Raises:
-        OutOfBudget: nothing may be executed.
+        OutOfBudget, RateLimited: nothing may be executed.
     """
     notices = await hold(database, call)
     try:
@@ -121,8 +136,8 @@ async def held(database: Database, call: Call, clock: Clock) -> AsyncGenerator[S
     except Stopped as stopped:
         now, counts = clock.now(), stopped.counts
         with anyio.CancelScope(shield=True):
-            async with database.write() as unit:
-                await record(unit, call, [] if counts is None else call.facts(counts, now), at=now)
+            facts = [] if counts is None else call.facts(counts, now)
+            await database.apply(lambda unit: record(unit, call, facts, at=now))
         raise
     except BaseException as error:
         with anyio.CancelScope(shield=True):
@@ -132,19 +147,23 @@ async def held(database: Database, call: Call, clock: Clock) -> AsyncGenerator[S
 
 async def give_up(database: Database, call: Call, *, refused: bool) -> None:
     """Release the hold of a call that ended without a count; unless it was ``refused``, the engine may have worked."""
-    async with database.write(durable=False) as unit:
+
+    async def work(unit: UnitOfWork) -> None:
+        await unit.limits.charge(call.principal.project_id, call.principal.key_id, -call.tokens)
         if refused:
             await unit.ledger.settle(call.sample_id, ())
         else:
             await unit.ledger.lose(call.sample_id)
 
+    await database.apply(work, durable=False)
+
 
 async def record(unit: UnitOfWork, call: Call, facts: Sequence[UsageFact], at: datetime) -> None:
-    """Add ``facts``, settle the hold and mark the session as used. Recording the same again changes nothing."""
+    """Add ``facts``, give back what was set aside and not used, and mark the session as used."""
     if facts:
         await unit.usage.add(facts)
-        billed = sum(fact.quantity for fact in facts if fact.project_id == call.principal.project_id)
-        await unit.limits.charge(call.principal.project_id, call.principal.key_id, billed)
+    billed = sum(fact.quantity for fact in facts if fact.project_id == call.principal.project_id)
+    await unit.limits.charge(call.principal.project_id, call.principal.key_id, billed - call.tokens)
     await unit.ledger.settle(call.sample_id, facts)
     if call.session_id is not None:
         await unit.sessions.touch(call.session_id, at)

@@ -5,9 +5,11 @@ import asyncio
 import pytest
 
 from gateway.core.ids import KeyId, ProjectId
-from gateway.core.limits import Limit, LimitScope, QuotaFull
+from gateway.core.limits import Limit, LimitScope, QuotaFull, RateLimited
 from gateway.core.ports import OwnLimit
+from gateway.core.principals import ALL_SCOPES, Principal
 from gateway.store import SqlDatabase
+from gateway.wire.limits import Limiter
 from tests.store.bench import Bench
 
 
@@ -42,6 +44,52 @@ async def test_many_takers_share_one_bucket_exactly(database: SqlDatabase) -> No
 
     granted = await asyncio.gather(*(take(f"key-{number % 4}") for number in range(24)))
     assert sum(granted) == 50
+
+
+async def test_what_calls_may_take_is_taken_before_and_given_back_after(database: SqlDatabase) -> None:
+    async with database.write() as unit:
+        project, key = await unit.keys.ensure_project("one"), KeyId("k")
+    await own(database, project, LimitScope.PROJECT, project, Limit.TOKENS, 100)
+
+    async def call() -> bool:
+        try:
+            await database.apply(lambda unit: unit.limits.reserve(project, key, 30))
+        except RateLimited:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(call() for _ in range(10)))) == 3
+    await database.apply(lambda unit: unit.limits.charge(project, key, 2 - 30))
+    assert (await call(), await call()) == (True, False)
+
+
+async def test_a_call_above_a_whole_minutes_tokens_takes_a_full_bucket_and_owes_the_rest(
+    database: SqlDatabase,
+) -> None:
+    async with database.write() as unit:
+        project, key = await unit.keys.ensure_project("one"), KeyId("k")
+    await own(database, project, LimitScope.KEY, key, Limit.TOKENS, 10)
+
+    await database.apply(lambda unit: unit.limits.reserve(project, key, 25))
+    with pytest.raises(RateLimited):
+        await database.apply(lambda unit: unit.limits.reserve(project, key, 1))
+    allowance = await database.ask(lambda unit: unit.limits.allowance(project, key))
+    bucket = allowance.narrowest(Limit.TOKENS)
+    assert bucket is not None
+    assert -15 <= bucket.left <= -14
+
+
+async def test_a_limiter_forgets_the_keys_that_nobody_uses(database: SqlDatabase) -> None:
+    async with database.write() as unit:
+        project = await unit.keys.ensure_project("one")
+    forgetful, limiter = Limiter(database, most=3, kept_s=0), Limiter(database, most=3)
+    for number in range(8):
+        principal = Principal(project_id=project, key_id=KeyId(f"k{number}"), scopes=ALL_SCOPES)
+        await forgetful.admit(principal)
+        await limiter.admit(principal)
+
+    assert len(forgetful) <= 3
+    assert len(limiter) == 8, "a key that is in use is remembered"
 
 
 async def test_the_last_session_is_opened_once(database: SqlDatabase, bench: Bench) -> None:

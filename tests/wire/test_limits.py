@@ -1,5 +1,6 @@
 """Limits while a gateway runs: who is over one is told which, and when to come back; others notice nothing."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,6 +77,32 @@ def test_a_key_that_consumed_its_tokens_waits(limited: Gateway) -> None:
         refused = client.post("/chat/completions", json=CHAT)
     assert statuses[-1] == refused.status_code == 429
     assert "tokens per minute" in refused.json()["error"]["message"]
+
+
+def test_a_flood_of_large_calls_does_not_pass_the_limit_of_tokens(limited: Gateway) -> None:
+    key = limit(limited, key_of(limited), tokens_per_minute=100)
+    large = {"model": BASE, "prompt": [97] * 10, "max_tokens": 40, "ignore_eos": True}
+
+    async def flood() -> list[httpx.Response]:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=f"{limited.url}/v1", headers=headers, timeout=60) as client:
+            return await asyncio.gather(*(client.post("/completions", json=large) for _ in range(12)))
+
+    answers = asyncio.run(flood())
+    assert [answer.status_code for answer in answers].count(200) == 2
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert {answer.status_code for answer in refused} == {429}
+    assert all(1 <= int(answer.headers["Retry-After"]) <= 31 for answer in refused)
+
+
+def test_what_a_call_could_have_taken_and_did_not_is_given_back(limited: Gateway) -> None:
+    key = limit(limited, key_of(limited), tokens_per_minute=100)
+    with limited.openai_client(key) as client:
+        greedy = {"model": BASE, "prompt": [97], "temperature": 0, "return_token_ids": True}
+        first = client.post("/completions", json={**greedy, "max_tokens": 1}).json()["choices"][0]["token_ids"]
+        short = {**greedy, "max_tokens": 90, "stop_token_ids": first}
+        statuses = [client.post("/completions", json=short).status_code for _ in range(3)]
+    assert statuses == [200, 200, 200]
 
 
 def test_a_stopped_session_makes_room_for_the_next(limited: Gateway) -> None:

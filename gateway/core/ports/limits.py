@@ -28,8 +28,16 @@ class LimitStore(Protocol):
         """Take up to ``amount`` from the caller's buckets of a rate; return how much, and what is left."""
         ...
 
+    async def reserve(self, project_id: ProjectId, key_id: KeyId, tokens: int) -> None:
+        """Take ``tokens`` that are about to be consumed at most; those that are not, ``charge`` gives back.
+
+        Raises:
+            RateLimited: the project or the key has fewer left. More than a whole minute's take a full bucket.
+        """
+        ...
+
     async def charge(self, project_id: ProjectId, key_id: KeyId, tokens: int) -> None:
-        """Take ``tokens`` that were consumed, also where that is more than is left."""
+        """Take ``tokens`` that were consumed, also where that is more than is left; below 0, give back."""
         ...
 
     async def require_room(self, project_id: ProjectId, key_id: KeyId, limit: Limit, *, more: int = 1) -> None:
