@@ -34,7 +34,7 @@ ONLY ?=
 QUICK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench-trainer bench-store bench-waiters bench-ledger bench-budgets bench-statements curves registry-acceptance crash chaos faults pauses saves acks fuzz recovery sagemaker-acceptance tinker-acceptance check lint format typecheck proto lock hooks clean distclean
+.PHONY: help setup demo test bench-trainer bench-gateway bench-store bench-waiters bench-ledger bench-budgets bench-statements curves registry-acceptance crash chaos faults pauses saves acks fuzz leavers recovery sagemaker-acceptance tinker-acceptance check lint format typecheck proto lock hooks clean distclean
 
 help: ## Show this table
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test: setup ## Run the whole test suite
 
 bench-trainer: setup ## Compare the trainer with a bare PEFT loop (25 minutes; QUICK=1: about 5)
 	@$(BIN)/python -m tests.bench.trainer $(if $(QUICK),--quick)
+
+bench-gateway: setup ## Compare an engine called directly and through the gateway, then the gateway alone (10 minutes): ALTERNATIONS=5
+	@$(BIN)/python -m tests.bench.gateway --alternations $(or $(ALTERNATIONS),5)
 
 bench-store: setup ## Measure group commit with slow fsyncs (needs strace)
 	@$(BIN)/python -m tests.bench.store
@@ -93,6 +96,9 @@ acks: setup ## Show with strace that acknowledgements follow the fsync of what t
 
 fuzz: setup ## Spoil requests to every route of every dialect, in front of a scripted engine: N=5000 SEED=1
 	@$(BIN)/python -m tests.fuzz --count $(or $(N),5000) --seed $(SEED)
+
+leavers: setup ## Let 500 clients leave their streams and 500 their calls; count tasks, files and holds after: N=500
+	@LOOPLINE_LEAVERS=$(or $(N),500) $(BIN)/python -m pytest tests/wire/test_openai_baseline.py
 
 recovery: setup ## Measure how long a long session takes to come back: MODEL=tiny|smollm2 DB=...
 	@$(CRASH) recovery --model $(MODEL) --database $(DB)

@@ -8,22 +8,23 @@ import uvicorn
 
 from billing.prices import PriceListError
 from gateway import logs
-from gateway.app import create_app
+from gateway.app import Bookkeeping, create_app
 from gateway.auth.master import MasterKeyError
 from gateway.core.catalog import CatalogError
 from gateway.departure import Departure
+from gateway.ledger import ledger_factory
 from gateway.settings import Settings
 
 GRACE_S = 10
 KEEP_ALIVE_S = 30
 
 
-def main() -> int:
-    """Return the exit status: 0 after a clean stop, 2 when a file is missing or wrong."""
+def main(keeps: Bookkeeping = ledger_factory) -> int:
+    """Return the exit status: 0 after a clean stop, 2 when a file is missing or wrong. ``keeps`` is the ledger."""
     settings = Settings()
     logs.configure()
     try:
-        app = create_app(settings)
+        app = create_app(settings, keeps=keeps)
     except (CatalogError, PriceListError, MasterKeyError, OSError) as error:
         structlog.stdlib.get_logger("gateway").error("gateway_not_started", reason=str(error))
         return 2

@@ -16,6 +16,7 @@ from billing.price_book import Book
 from billing.prices import PriceList, shipped_prices
 from gateway import health, metrics
 from gateway.auth.keys import Keyring, local_key
+from gateway.auth.known import KnownKeys
 from gateway.auth.master import open_keyring
 from gateway.background import Sweeper
 from gateway.biller import Biller
@@ -37,6 +38,7 @@ from gateway.scrapes import Scrapes
 from gateway.settings import Settings
 from gateway.store import SERVER_WAIT_S, SqlDatabase, open_database
 from gateway.store.artifact_stores import open_artifacts
+from gateway.store.database import LedgerFactory
 from gateway.store.object_store import ObjectArtifacts
 from gateway.verdicts import Verdicts
 from gateway.wire.deps import State
@@ -66,6 +68,7 @@ DIALECTS: Mapping[str, Callable[[], FastAPI]] = {
     "/tinker": create_tinker_app,
 }
 SAGEMAKER = "/sagemaker"  # mounted beside them: it passes OpenAI's bodies on
+Bookkeeping = Callable[[PriceSheet, Clock, str], LedgerFactory]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[AppState]]
 
 
@@ -90,8 +93,10 @@ def read_files(settings: Settings, *, at: datetime) -> Files:
     return Files(keyring=open_keyring(settings), catalog=catalog, prices=prices)
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, *, keeps: Bookkeeping = ledger_factory) -> FastAPI:
     """Return the application for ``settings``. Its files are read now, everything else is opened by its lifespan.
+
+    ``keeps`` gives transactions their ledger.
 
     Raises:
         MasterKeyError, CatalogError, PriceListError, OSError: see ``read_files``.
@@ -99,7 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
     clock, departure = SystemClock(), Departure()
     app = FastAPI(
         title="Loopline",
-        lifespan=_lifespan(settings, read_files(settings, at=clock.now()), clock, departure),
+        lifespan=_lifespan(settings, read_files(settings, at=clock.now()), clock, departure, keeps),
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -118,17 +123,22 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _lifespan(settings: Settings, files: Files, clock: Clock, departure: Departure) -> Lifespan:
+def _lifespan(settings: Settings, files: Files, clock: Clock, departure: Departure, keeps: Bookkeeping) -> Lifespan:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[AppState]:
         async with AsyncExitStack() as opened:
-            yield await _open(settings, files, clock, departure, opened)
+            yield await _open(settings, files, clock, departure, keeps, opened)
 
     return lifespan
 
 
 async def _open(
-    settings: Settings, files: Files, clock: Clock, departure: Departure, opened: AsyncExitStack
+    settings: Settings,
+    files: Files,
+    clock: Clock,
+    departure: Departure,
+    keeps: Bookkeeping,
+    opened: AsyncExitStack,
 ) -> AppState:
     """Open everything in the order of dependence; ``opened`` closes it in the reverse order."""
     keyring, catalog = files.keyring, files.catalog
@@ -141,7 +151,7 @@ async def _open(
             clock=clock,
             wait_s=SERVER_WAIT_S,
             allow_weak_durability=settings.allow_weak_durability,
-            ledger=ledger_factory(sheet, clock, owner),
+            ledger=keeps(sheet, clock, owner),
             limits=settings.limits,
         )
     )
@@ -196,6 +206,7 @@ async def _open(
         prices=sheet,
         clock=clock,
         keyring=keyring,
+        keys=KnownKeys(database),
         first_answers=FirstAnswers(),
         sampling_jobs=jobs,
         artifacts=artifacts,

@@ -66,6 +66,7 @@ class Metrics:
         self.tokens = Counter(
             "loopline_tokens", "Units booked, of the whole deployment", ("base_model", "meter"), registry=self.registry
         )
+        self.tasks = Gauge("loopline_tasks", "Tasks of this process's event loop", registry=self.registry)
         self.waiting = Gauge("loopline_waiting_requests", "Long polls that wait here", registry=self.registry)
         self.database_up = Gauge("loopline_database_up", "1: it answered the last look", registry=self.registry)
         self._queued = Gauge(

@@ -37,6 +37,7 @@ class Scrapes:
 
     async def refresh(self) -> None:
         self._metrics.waiting.set(self._waiting())
+        self._metrics.tasks.set(len(asyncio.all_tasks()))
         async with self._looking:
             if time.monotonic() - self._looked_at < FRESH_S:
                 return

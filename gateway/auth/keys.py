@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from gateway.auth.known import KnownKeys
 from gateway.core.errors import Conflict, Forbidden, NotFound, Unauthenticated
 from gateway.core.ids import KeyId, ProjectId, new_key_id
 from gateway.core.ports import UnitOfWork
@@ -134,7 +135,7 @@ async def local_key(unit: UnitOfWork, keyring: Keyring, *, at: datetime) -> str 
     return keyring.text(key_id) if key.revoked_at is None else None
 
 
-async def authenticate(unit: UnitOfWork, keyring: Keyring, text: str, *, at: datetime) -> Principal:
+async def authenticate(keys: KnownKeys, keyring: Keyring, text: str, *, at: datetime) -> Principal:
     """Return whom the key ``text`` stands for.
 
     Raises:
@@ -146,16 +147,16 @@ async def authenticate(unit: UnitOfWork, keyring: Keyring, text: str, *, at: dat
     key_id = KeyId(match[1])
     if not hmac.compare_digest(keyring.secret(key_id), match[2]):
         raise _refusal()
-    return await holder(unit, key_id, at=at)
+    return await holder(keys, key_id, at=at)
 
 
-async def holder(unit: UnitOfWork, key_id: KeyId, *, at: datetime) -> Principal:
+async def holder(keys: KnownKeys, key_id: KeyId, *, at: datetime) -> Principal:
     """Return whom the key called ``key_id`` stands for; that a caller has its secret, somebody else must check.
 
     Raises:
         Unauthenticated: the same for an unknown, revoked or expired key.
     """
-    key = await unit.keys.get(key_id)
+    key = await keys.get(key_id)
     if key is None or key.ended(at):
         raise _refusal()
     return Principal(project_id=key.project_id, key_id=key.id, scopes=key.scopes)

@@ -40,8 +40,9 @@ class Counting(Protocol):
 class StreamCounts:
     """Counts chunks of choices.
 
-    ``prompts`` are the lengths of the prompts, each answered by ``samples`` sequences; a chunk's ``usage`` counts the
-    tokens of its own sequence so far. A prompt counts from the first token of its first sequence on.
+    ``prompts`` are the lengths of the prompts, each answered by ``samples`` sequences; that of a single one is a guess
+    that the engine corrects. A chunk's ``usage`` counts the tokens of its own sequence so far. A prompt counts from the
+    first token of its first sequence on.
     """
 
     def __init__(self, prompts: tuple[int, ...], samples: int) -> None:
@@ -57,6 +58,8 @@ class StreamCounts:
         usage: Mapping[str, Any] = chunk.get("usage") or {}
         details: Mapping[str, Any] = usage.get("prompt_tokens_details") or {}
         self._cached = max(self._cached, details.get("cached_tokens") or 0)
+        if len(self._prompts) == 1 and usage.get("prompt_tokens"):
+            self._prompts = (usage["prompt_tokens"],)
         for choice in chunk.get("choices") or ():
             index: int = choice["index"]
             before = self._sampled.get(index, 0)

@@ -26,6 +26,8 @@ from gateway.engines.vllm import Vllm
 
 T = TypeVar("T")
 
+_PLAIN_TURN = frozenset({"role", "content", "name"})
+_SPECIAL_AROUND = 2  # tokens that a tokenizer puts around a text
 _CHAT_FIELDS = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
@@ -78,6 +80,7 @@ class EnginePool:
     ) -> None:
         now, witness = (clock or SystemClock()).now, witness or _unheard
         self._open = AsyncExitStack()
+        self._empty_chats: dict[str, int] = {}  # tokens of one, by base model
         self._special = {base.name: SpecialTokens.of(base.path) for base in catalog.models.values()}
         self._replicas: Mapping[str, tuple[Replica, ...]] = {
             base.name: tuple(
@@ -149,6 +152,21 @@ class EnginePool:
                 _forget(replica, target)
                 if attempt == 2:
                     raise
+
+    async def most_tokens(self, target: Target, body: Mapping[str, Any]) -> int:
+        """A token is at least a byte of text, and around a turn a chat template puts no more than it makes of an empty
+        conversation; where it renders more than turns, the tokens are counted."""
+        base = target.base
+        if "messages" not in body:
+            return len(body["prompt"].encode()) + _SPECIAL_AROUND
+        turns: Sequence[Mapping[str, Any]] = self._special[base.name].in_body(body)["messages"]
+        if len(body) > 1 or not all(turn.keys() <= _PLAIN_TURN for turn in turns):
+            return len(await self.tokenize(target, body))
+        if base.name not in self._empty_chats:
+            empty = {"messages": [{"role": "user", "content": ""}]}
+            self._empty_chats[base.name] = len(await self.tokenize(target, empty))
+        text = sum(len(value.encode()) for turn in turns for value in turn.values())
+        return text + (len(turns) + 1) * self._empty_chats[base.name]
 
     async def tokenize(self, target: Target, body: Mapping[str, Any]) -> Sequence[int]:
         """Several prompts in one body are returned one after the other."""

@@ -8,12 +8,11 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-import httpx
 import orjson
 
 from gateway.core.counts import RESPONSE_ENDS, response_counts
@@ -30,12 +29,12 @@ from gateway.engines.answers import (
     prompt_scores,
     stopped_counts,
 )
+from gateway.engines.documents import document_of
+from gateway.engines.http import EngineHttp
 from gateway.engines.launch import EXACT_PROMPT_SCORES
 
-CONNECT_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 2.0
 DRAIN_S = 10.0  # from an abort to the engine's last word; one that takes longer is hung up on
-KEEP_ALIVE_S = 4.0  # vLLM closes idle connections after 5 s; a socket must not be picked up in that moment
 
 Count = Callable[[TokenCounts], None]
 
@@ -63,29 +62,24 @@ class Vllm:
     def __init__(self, url: str, *, key: str, timeout_s: float) -> None:
         self.url = url
         self.exact_prompt_scores = False  # what the last answer said: prompt scores include a LoRA on lm_head
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_ALIVE_S),
-            trust_env=False,
-        )
+        self._http = EngineHttp(url, key=key, timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
+        self._http.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def healthy(self) -> bool:
         """Return whether the server answers and its engine lives."""
         try:
-            response = await self._http.get("/health", timeout=HEALTH_TIMEOUT_S)
-        except httpx.TransportError:
+            status, _ = await self._http.get("/health", timeout_s=HEALTH_TIMEOUT_S)
+        except Unavailable:
             return False
-        return response.status_code == 200
+        return status == 200
 
     async def models(self) -> Sequence[str]:
         """Return all names the server answers to: the base model's first, then loaded adapters."""
@@ -212,7 +206,7 @@ class Vllm:
             async with asyncio.timeout(None) as patience:
                 aborting = asyncio.create_task(self._abort(_request_ids(route, name, body), stop, patience))
                 try:
-                    document = await self._post(f"/v1/{route}", body, {**_JSON, "X-Request-Id": name})
+                    document = await self._post(f"/v1/{route}", body, {"X-Request-Id": name})
                 finally:
                     aborting.cancel()
         except TimeoutError:
@@ -244,26 +238,24 @@ class Vllm:
             asked["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         aborting = asyncio.create_task(self._abort(_request_ids(route, name, body), stop))
         try:
-            content, headers = orjson.dumps(asked), {**_JSON, "X-Request-Id": name}
-            async with self._http.stream("POST", f"/v1/{route}", content=content, headers=headers) as response:
-                if response.status_code >= 400:
-                    raise error_of(response.status_code, _document(await response.aread()))
-                async for line in response.aiter_lines():
-                    if not line.startswith("data:"):
+            ended = False
+            lines = self._http.lines(f"/v1/{route}", orjson.dumps(asked), {"X-Request-Id": name})
+            async with aclosing(lines):
+                async for line in lines:
+                    if ended or not line.startswith(b"data:"):
+                        continue  # to the end of the answer: then its connection can be used again
+                    if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
+                        ended = True
                         continue
-                    if (data := line.removeprefix("data:").strip()) == "[DONE]":
-                        return
-                    chunk = _document(data)
+                    chunk = document_of(data)
                     check_finished(chunk, aborted=stop.is_set())
                     _check_model(chunk, model)
+                    ended = chunk.get("type") in RESPONSE_ENDS
                     yield EngineAnswer(engine=self.url, document=chunk)
-                    if chunk.get("type") in RESPONSE_ENDS:
-                        return
-        except httpx.TransportError as error:
-            raise _lost(error) from error
         finally:
             aborting.cancel()
-        raise EngineLost("the engine's stream ended before its end")
+        if not ended:
+            raise EngineLost("the engine's stream ended before its end")
 
     async def _abort(
         self, request_ids: Sequence[str], stop: asyncio.Event, patience: asyncio.Timeout | None = None
@@ -293,31 +285,21 @@ class Vllm:
 
     async def metrics(self) -> str:
         """Return the Prometheus text."""
-        try:
-            return (await self._http.get("/metrics", timeout=HEALTH_TIMEOUT_S)).text
-        except httpx.TransportError as error:
-            raise _lost(error) from error
+        _, content = await self._http.get("/metrics", timeout_s=HEALTH_TIMEOUT_S)
+        return content.decode()
 
     async def _get(self, path: str) -> dict[str, Any]:
-        try:
-            response = await self._http.get(path)
-        except httpx.TransportError as error:
-            raise _lost(error) from error
-        return self._checked(response, None)
+        return self._checked(*await self._http.get(path), None)
 
     async def _post(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        try:
-            response = await self._http.post(path, content=orjson.dumps(body), headers=headers or _JSON)
-        except httpx.TransportError as error:
-            raise _lost(error) from error
-        return self._checked(response, body.get("model"))
+        return self._checked(*await self._http.post(path, orjson.dumps(body), headers), body.get("model"))
 
-    def _checked(self, response: httpx.Response, model: str | None) -> dict[str, Any]:
-        if response.status_code >= 400:
-            raise error_of(response.status_code, _document(response.content))
-        document = _document(response.content)
+    def _checked(self, status: int, content: bytes, model: str | None) -> dict[str, Any]:
+        document = document_of(content)
+        if status >= 400:
+            raise error_of(status, document)
         _check_model(document, model)
         if "system_fingerprint" in document:
             self.exact_prompt_scores = document["system_fingerprint"] == EXACT_PROMPT_SCORES
@@ -347,7 +329,6 @@ def _request_ids(route: str, name: str, body: Mapping[str, Any]) -> Sequence[str
 _REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _ADAPTERS = re.compile(r"^vllm:lora_requests_info\{([^}]*)\} (\S+)$", re.MULTILINE)
 _NAMES = re.compile(r'(?:running|waiting)_lora_adapters="([^"]*)"')
-_JSON: Mapping[str, str] = {"Content-Type": "application/json"}
 
 
 def _explicit(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,20 +341,3 @@ def _check_model(document: Mapping[str, Any], asked: str | None) -> None:
     answered = document.get("model")
     if asked is not None and answered is not None and answered != asked:
         raise Internal("the engine answered with another model than was asked", code="engine_answer_mismatch")
-
-
-def _document(content: bytes | str) -> dict[str, Any]:
-    """Loads and unloads answer in plain text: that is an empty document."""
-    try:
-        document: Any = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return {}
-    if not isinstance(document, dict):
-        raise Internal("the engine answered something else than an object", code="engine_answer_mismatch")
-    return cast("dict[str, Any]", document)
-
-
-def _lost(error: httpx.TransportError) -> Unavailable:
-    if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
-        return Unavailable("the engine did not answer in time", code="engine_timeout")
-    return EngineLost("the engine cannot be reached")

@@ -38,7 +38,7 @@ class ClientWatch:
         left.set()
 
 
-def _client_watch(request: Request) -> ClientWatch:
+async def _client_watch(request: Request) -> ClientWatch:
     return ClientWatch(request)
 
 

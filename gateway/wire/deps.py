@@ -11,6 +11,7 @@ from fastapi import Depends, Header, Request, Security
 from fastapi.security import HTTPBearer
 
 from gateway.auth.keys import Keyring, require
+from gateway.auth.known import KnownKeys
 from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
 from gateway.core.errors import Invalid
@@ -46,6 +47,7 @@ class State(TypedDict):
     prices: Prices
     clock: Clock
     keyring: Keyring
+    keys: KnownKeys
     artifacts: Artifacts
     first_answers: FirstAnswers
     sampling_jobs: SamplingJobs
@@ -56,61 +58,61 @@ class State(TypedDict):
     sagemaker_idle_s: int
 
 
-def _database(request: Request) -> Database:
+async def _database(request: Request) -> Database:
     return request.state.database
 
 
-def _engines(request: Request) -> Engines:
+async def _engines(request: Request) -> Engines:
     return request.state.engines
 
 
-def _grammars(request: Request) -> Grammars:
+async def _grammars(request: Request) -> Grammars:
     return request.state.grammars
 
 
-def _futures(request: Request) -> OperationFutures:
+async def _futures(request: Request) -> OperationFutures:
     return request.state.futures
 
 
-def _score_futures(request: Request) -> ScoreFutures:
+async def _score_futures(request: Request) -> ScoreFutures:
     return request.state.score_futures
 
 
-def _catalog(request: Request) -> Catalog:
+async def _catalog(request: Request) -> Catalog:
     return request.state.catalog
 
 
-def _prices(request: Request) -> Prices:
+async def _prices(request: Request) -> Prices:
     return request.state.prices
 
 
-def _clock(request: Request) -> Clock:
+async def _clock(request: Request) -> Clock:
     return request.state.clock
 
 
-def _first_answers(request: Request) -> FirstAnswers:
+async def _first_answers(request: Request) -> FirstAnswers:
     return request.state.first_answers
 
 
-def _undelete_s(request: Request) -> float:
+async def _undelete_s(request: Request) -> float:
     return request.state.undelete_s
 
 
 UndeleteWindow = Annotated[float, Depends(_undelete_s)]  # seconds
 
 
-def _max_import_bytes(request: Request) -> int:
+async def _max_import_bytes(request: Request) -> int:
     return request.state.max_import_bytes
 
 
 MaxImportBytes = Annotated[int, Depends(_max_import_bytes)]
 
 
-def _artifacts(request: Request) -> Artifacts:
+async def _artifacts(request: Request) -> Artifacts:
     return request.state.artifacts
 
 
-def _sampling_jobs(request: Request) -> SamplingJobs:
+async def _sampling_jobs(request: Request) -> SamplingJobs:
     return request.state.sampling_jobs
 
 
@@ -128,12 +130,12 @@ SamplingJobsDep = Annotated[SamplingJobs, Depends(_sampling_jobs)]
 
 
 async def _reading(request: Request) -> AsyncIterator[UnitOfWork]:
-    async with _database(request).read() as unit:
+    async with request.state.database.read() as unit:
         yield unit
 
 
 async def _writing(request: Request) -> AsyncIterator[UnitOfWork]:
-    async with _database(request).write() as unit:
+    async with request.state.database.write() as unit:
         yield unit
         await note_change(unit, request)
 
@@ -154,7 +156,7 @@ async def note_change(
 
 
 async def _touching(request: Request) -> AsyncIterator[UnitOfWork]:
-    async with _database(request).write() as unit:
+    async with request.state.database.write() as unit:
         yield unit
 
 
@@ -167,7 +169,7 @@ Touching = Annotated[UnitOfWork, Depends(_touching, scope="function")]
 bearer = HTTPBearer(auto_error=False, description="An API key: tml-...")
 
 
-def _caller(request: Request, _: Annotated[object, Security(bearer)]) -> Principal:
+async def _caller(request: Request, _: Annotated[object, Security(bearer)]) -> Principal:
     """Return whom ``wire.routes`` authenticated; the security scheme is here for the OpenAPI page."""
     return request.state.principal
 
@@ -181,7 +183,7 @@ class Needs:
     def __init__(self, *scopes: Scope) -> None:
         self.scopes = scopes
 
-    def __call__(self, principal: Caller) -> Principal:
+    async def __call__(self, principal: Caller) -> Principal:
         require(principal, *self.scopes)
         return principal
 
@@ -192,11 +194,11 @@ WorkCaller = Annotated[Principal, Depends(Needs(Scope.INFERENCE, Scope.TRAIN))]
 AdminCaller = Annotated[Principal, Depends(Needs(Scope.ADMIN))]
 
 
-def _allowance(request: Request) -> Allowance:
+async def _allowance(request: Request) -> Allowance:
     return request.state.allowance
 
 
-def _asking_session(request: Request) -> Session | None:
+async def _asking_session(request: Request) -> Session | None:
     return getattr(request.state, "asking_session", None)
 
 
@@ -208,7 +210,7 @@ AllowanceDep = Annotated[Allowance, Depends(_allowance)]
 """What the caller may ask for; its rates were counted before the body was read."""
 
 
-def _idempotency_key(idempotency_key: Annotated[str | None, Header()] = None) -> str | None:
+async def _idempotency_key(idempotency_key: Annotated[str | None, Header()] = None) -> str | None:
     if idempotency_key is not None and not (
         1 <= len(idempotency_key) <= MAX_IDEMPOTENCY_KEY and idempotency_key.isascii() and idempotency_key.isprintable()
     ):
@@ -221,7 +223,7 @@ def _idempotency_key(idempotency_key: Annotated[str | None, Header()] = None) ->
 IdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
 
 
-def _tag(x_loopline_tag: Annotated[str | None, Header()] = None) -> str | None:
+async def _tag(x_loopline_tag: Annotated[str | None, Header()] = None) -> str | None:
     if x_loopline_tag is not None and not (
         1 <= len(x_loopline_tag) <= MAX_TAG and x_loopline_tag.isascii() and x_loopline_tag.isprintable()
     ):

@@ -111,5 +111,4 @@ async def _admit(request: Request, *, works: bool) -> int:
 async def _authenticate(request: Request, text: str | None) -> Principal:
     if not text:
         raise Unauthenticated("missing or invalid API key; send 'Authorization: Bearer tml-...'")
-    async with request.state.database.read() as unit:
-        return await authenticate(unit, request.state.keyring, text, at=request.state.clock.now())
+    return await authenticate(request.state.keys, request.state.keyring, text, at=request.state.clock.now())

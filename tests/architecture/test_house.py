@@ -3,9 +3,15 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+from gateway.app import DIALECTS
+from gateway.wire.sagemaker.app import create_sagemaker_app
 
 ROOT = Path(__file__).parents[2]
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
@@ -54,6 +60,30 @@ def test_imports_point_one_way() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_no_dependency_of_a_route_costs_a_trip_to_a_thread() -> None:
+    def all_of(dependant: Dependant) -> Iterator[Dependant]:
+        yield dependant
+        for inner in dependant.dependencies:
+            yield from all_of(inner)
+
+    apps = {mount: create() for mount, create in DIALECTS.items()}
+    routes = [
+        route
+        for app in (*apps.values(), create_sagemaker_app(openai=apps["/v1"]))
+        for route in app.routes
+        if isinstance(route, APIRoute)
+    ]
+    blocking = {
+        f"{route.path}: {dependant.call}"
+        for route in routes
+        for dependant in all_of(route.dependant)
+        if not (dependant.is_coroutine_callable or dependant.is_async_gen_callable)
+    }
+
+    assert len(routes) > 90
+    assert blocking == set()
 
 
 def test_nothing_is_left_unfinished() -> None:

@@ -38,6 +38,7 @@ class Killable:
     environment: dict[str, str]
     port: int = field(default_factory=free_port)
     log: Path
+    module: str = "gateway"
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -47,7 +48,7 @@ class Killable:
     def start(self) -> None:
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway"],
+                [sys.executable, "-m", self.module],
                 env={**self.environment, "LOOPLINE_PORT": str(self.port)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -93,7 +94,7 @@ class Place:
     def settings(self) -> Settings:
         return Settings(data_dir=self.data_dir, database_url=self.database_url)
 
-    def gateway(self, name: str) -> Killable:
+    def gateway(self, name: str, *, module: str = "gateway") -> Killable:
         environment = {
             **os.environ,
             "LOOPLINE_DATA_DIR": str(self.data_dir),
@@ -101,7 +102,7 @@ class Place:
         }
         if self.database_url is not None:
             environment["LOOPLINE_DATABASE_URL"] = self.database_url
-        return Killable(environment=environment, log=self.data_dir / f"{name}.log")
+        return Killable(environment=environment, log=self.data_dir / f"{name}.log", module=module)
 
     def new_keys(self, count: int) -> list[str]:
         """Mint keys of one project; return their texts."""

@@ -3,12 +3,16 @@
 from io import StringIO
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 
 from tests.bench.fresh import cosines
+from tests.bench.gateway import Side
 from tests.bench.options import Options
-from tests.bench.report import Report, Side, alternate
+from tests.bench.report import Report, alternate
+from tests.bench.report import Side as TimedSide
+from tests.stack import EngineEndpoint
 
 
 def test_in_float32_the_bare_loop_and_the_backend_compute_one_gradient(tiny_model: Path) -> None:
@@ -30,7 +34,7 @@ def test_in_float32_the_bare_loop_and_the_backend_compute_one_gradient(tiny_mode
 def test_sides_take_turns_and_their_first_round_is_not_timed() -> None:
     order: list[str] = []
 
-    timed = alternate([Side(name=name, run=lambda name=name: order.append(name)) for name in "ab"], times=3)
+    timed = alternate([TimedSide(name=name, run=lambda name=name: order.append(name)) for name in "ab"], times=3)
 
     assert order == ["a", "b"] * 4
     assert {name: len(each.seconds) for name, each in timed.items()} == {"a": 3, "b": 3}
@@ -47,3 +51,17 @@ def test_a_program_reads_one_line_per_bar() -> None:
     lines = [line for line in written.getvalue().splitlines() if line.startswith("RATIO ")]
     assert lines == ["RATIO sft 1.649", "RATIO memory 1.2"]
     assert "missed" in written.getvalue()
+
+
+def test_the_load_of_the_gateway_bench_is_what_it_says_and_nothing_is_lost(scripted_engine: EngineEndpoint) -> None:
+    side = Side(url=scripted_engine.url, key=scripted_engine.key, model=scripted_engine.name)
+
+    whole = side.turn(concurrency=3, requests=20, stream=False)
+    streamed = side.turn(concurrency=3, requests=20, stream=True)
+
+    assert whole.statuses == streamed.statuses == {"200": 20}
+    assert len(whole.latencies_s) == len(whole.firsts_s) == 20
+    assert whole.at(0.5) <= whole.at(0.95) <= whole.seconds
+    assert streamed.body_bytes > 2 * whole.body_bytes
+    with pytest.raises(RuntimeError, match="401"):
+        Side(url=side.url, key="wrong", model=side.model).turn(concurrency=1, requests=1, stream=False)

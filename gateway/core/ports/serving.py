@@ -56,6 +56,11 @@ class Engines(Protocol):
         chunks go on to the one that holds its last count."""
         ...
 
+    async def most_tokens(self, target: Target, body: Mapping[str, Any]) -> int:
+        """Return a number that the tokens of a body's one prompt do not exceed, where it can be told without asking
+        an engine, else how many they are."""
+        ...
+
     async def tokenize(self, target: Target, body: Mapping[str, Any]) -> Sequence[int]:
         """Return the token ids the engine would see for an OpenAI chat or completion body."""
         ...

@@ -28,7 +28,7 @@ router = APIRouter(route_class=DialectRoute, tags=["sampling"])
 _LOGPROBS: dict[int | str, dict[str, Any]] = {200: {"model": LogprobsRead}}
 
 
-def _scorer(sampler: SamplerDep, futures: ScoreFuturesDep) -> Scorer:
+async def _scorer(sampler: SamplerDep, futures: ScoreFuturesDep) -> Scorer:
     return Scorer(
         database=sampler.database,
         futures=futures,

@@ -168,7 +168,7 @@ class Sampler:
         return kept
 
 
-def _sampler(
+async def _sampler(
     principal: InferenceCaller,
     database: DatabaseDep,
     engines: EnginesDep,

@@ -61,7 +61,7 @@ class Admitted:
     session_id: SessionId | None
     route: str
     body: Mapping[str, Any]
-    prompts: tuple[int, ...]  # their lengths in tokens
+    prompts: tuple[int, ...]  # their lengths in tokens; of a single one perhaps more
     samples: int  # sequences for each prompt
     scoring: bool  # the one token that an engine generates to score a prompt is nobody's bill
     include_usage: bool
@@ -118,7 +118,7 @@ class Admission:
             conversation["tools"] = tools["tools"]
         if arguments:
             conversation["chat_template_kwargs"] = arguments
-        length = len(await self.engines.tokenize(target, conversation))
+        length = await self._length(target, conversation, limit)
         room = fitting(target, length, limit, prompt_field="messages", limit_field=field)
         body = {
             **conversation,
@@ -145,7 +145,8 @@ class Admission:
         kept = best_of(asked)
         target, session = await self.find_model(asked.model)
         constraints = await engine_constraints(self.grammars, asked, {})
-        lengths = await self._prompt_lengths(target, asked.prompt)
+        wanted = DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+        lengths = await self._prompt_lengths(target, asked.prompt, wanted)
         longest = max(lengths)
         room = fitting(target, longest, asked.max_tokens, prompt_field="prompt", limit_field="max_tokens")
         limit = min(DEFAULT_COMPLETION_TOKENS, room) if asked.max_tokens is None else asked.max_tokens
@@ -172,8 +173,8 @@ class Admission:
             {"role": "system" if item.role == "developer" else item.role, "content": item.text} for item in asked.input
         ]
         text = await engine_text_format(self.grammars, asked)
-        length = len(await self.engines.tokenize(target, {"messages": turns}))
         limit, field = asked.max_output_tokens, "max_output_tokens"
+        length = await self._length(target, {"messages": turns}, limit)
         room = fitting(target, length, limit, prompt_field="input", limit_field=field)
         limit = room if limit is None else limit
         check_generation(asked, target)
@@ -234,12 +235,22 @@ class Admission:
         except NotFound:
             raise NotFound("no such model, or not yours", code="model_not_found", field="model") from None
 
-    async def _prompt_lengths(self, target: Target, prompts: Sequence[Prompt]) -> list[int]:
+    async def _length(self, target: Target, body: Mapping[str, Any], limit: int | None) -> int:
+        """Return how many tokens a prompt has, or more where it has room beside ``limit`` all the same: to count them
+        is a call to the engine."""
+        if limit is not None:
+            most = await self.engines.most_tokens(target, body)
+            if most + limit <= target.base.context_length:
+                return most
+        return len(await self.engines.tokenize(target, body))
+
+    async def _prompt_lengths(self, target: Target, prompts: Sequence[Prompt], limit: int) -> list[int]:
         lengths: list[int] = []
         for index, prompt in enumerate(prompts):
             field = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
             if isinstance(prompt, str):
-                length = len(await self.engines.tokenize(target, {"prompt": prompt}))
+                alone = prompt and len(prompts) == 1  # the engine says its length, of several only the sum
+                length = await self._length(target, {"prompt": prompt}, limit if alone else None)
             else:
                 check_tokens(prompt, target.base, field=field)
                 length = len(prompt)
@@ -298,7 +309,7 @@ class Admission:
         )
 
 
-def _admission(
+async def _admission(
     principal: InferenceCaller,
     database: DatabaseDep,
     engines: EnginesDep,

@@ -84,11 +84,12 @@ class Answerer:
             body = _body(admitted, answered.document, counts, cost, int(now.timestamp()))
             headers = {**admitted.headers, **cost_headers(cost, notices)}
             content = orjson.dumps(headers) + b"\n" + orjson.dumps(body)
+            if self._key is None:
+                await admission.database.apply(lambda unit: record(unit, call, facts, at=now))
+                return content
+            sample = StoredSample(id=admitted.sample_id, key=self._key, request_digest=digest, content=content)
             async with admission.database.write() as unit:
-                kept = content
-                if self._key is not None:
-                    sample = StoredSample(id=admitted.sample_id, key=self._key, request_digest=digest, content=content)
-                    kept = await keep_answer(unit, admission.principal.project_id, sample)
+                kept = await keep_answer(unit, admission.principal.project_id, sample)
                 if kept is not content:  # another gateway answered first; that answer was paid for, this one is not
                     facts = call.facts(counts.unbilled(), now)
                 await record(unit, call, facts, at=now)
@@ -114,7 +115,7 @@ def _digest(asked: BaseModel) -> str:
     return request_digest(f"openai/{type(asked).__name__}", asked.model_dump_json().encode())
 
 
-def _answerer(
+async def _answerer(
     admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey, client: ClientWatchDep
 ) -> Answerer:
     return Answerer(admission, first_answers, idempotency_key, client)

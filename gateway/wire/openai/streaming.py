@@ -144,6 +144,5 @@ class Stream:
         now = self._admission.clock.now()
         facts = call.facts(counts if billed else counts.unbilled(), now)
         with anyio.CancelScope(shield=True):
-            async with database.write() as unit:
-                await record(unit, call, facts, at=now)
+            await database.apply(lambda unit: record(unit, call, facts, at=now))
         return counts, cost_nanos(self._admission.prices, facts)

@@ -41,11 +41,10 @@ class SignedRoute(DialectRoute):
         now = request.state.clock.now()
         signed = read_signature(request.headers, now=now)
         request.state.signed = signed
-        async with request.state.database.read() as unit:
-            try:
-                return await holder(unit, signed.key_id, at=now)
-            except Unauthenticated:
-                raise unknown_caller() from None
+        try:
+            return await holder(request.state.keys, signed.key_id, at=now)
+        except Unauthenticated:
+            raise unknown_caller() from None
 
     async def verify(self, request: StrictRequest) -> None:
         signed: Signed = request.state.signed
