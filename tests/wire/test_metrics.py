@@ -23,6 +23,7 @@ NAMED = (
     "loopline_engine_slots",
     "loopline_engine_calls",
     "loopline_database_up",
+    "loopline_tasks",
 )
 
 
