@@ -5,6 +5,9 @@ too. Going over the vocabulary once, with a running maximum, gives the log-sum-e
 gradient, the direction ``W[first target] - sum_v p_v W_v``: backward then is one multiplication per row. The first
 target is left out of the sum, so confident rows keep their relative precision in bfloat16.
 
+A product in bfloat16 rounds a logit of 20 by up to 0.06: a twentieth of an importance ratio. So targets, and whatever
+comes near a row's maximum, are multiplied out again in float32; the rest average their errors away.
+
 Which rows share a tile does not depend on where gradients are wanted: forward bits are those of training.
 Suffixes: T rows, H hidden features, V vocabulary, Q queries, R rank of a LoRA on the head (float32).
 """
@@ -15,6 +18,9 @@ import torch
 from torch import Tensor
 
 from trainer.decoder.lora import Gradients, Group
+
+_NEAR = 2.0  # nats below a row's highest logit so far, down to which logits are computed again
+_REFINED = 4096  # of them at once; bounds memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +154,13 @@ class Head:
         for begin in range(0, self._weight.shape[0], self._tiling.entries):
             W, logits = self._logits(h_CH, z_CR, begin, lora, temperature)
             stop = begin + W.shape[0]
-            mine = ((q.tokens >= begin) & (q.tokens < stop)).nonzero().squeeze(1)
-            targets_Q[mine] = logits[q.rows[mine], q.tokens[mine] - begin]
             higher = torch.maximum(top, logits.amax(dim=1))
+            mine = ((q.tokens >= begin) & (q.tokens < stop)).nonzero().squeeze(1)
+            if self._dtype != torch.float32:
+                near = (logits > (higher - _NEAR)[:, None]).nonzero()
+                asked = torch.stack((q.rows[mine], q.tokens[mine] - begin), dim=1)
+                self._refine_(logits, torch.cat((near, asked)), h_CH, z_CR, begin, lora, temperature)
+            targets_Q[mine] = logits[q.rows[mine], q.tokens[mine] - begin]
             shrink = torch.exp(top - higher)
             top = higher
             cells = logits.sub_(top[:, None]).exp_()
@@ -194,6 +204,24 @@ class Head:
         if z_CR is not None:
             logits.addmm_(z_CR, lora.pairs[0].B[begin : begin + W.shape[0]].t())
         return W, logits if temperature == 1.0 else logits.div_(temperature)
+
+    def _refine_(
+        self,
+        logits: Tensor,
+        cells: Tensor,
+        h_CH: Tensor,
+        z_CR: Tensor | None,
+        begin: int,
+        lora: Group,
+        temperature: float,
+    ) -> None:
+        """Put exact logits into ``cells`` [n, 2] (row, entry) of the tile that starts at ``begin``."""
+        for start in range(0, len(cells), _REFINED):
+            row, entry = cells[start : start + _REFINED].unbind(1)
+            exact = torch.mul(h_CH[row].float(), self._weight[begin + entry]).sum(dim=1)
+            if z_CR is not None:
+                exact += torch.mul(z_CR[row], lora.pairs[0].B[begin + entry]).sum(dim=1)
+            logits[row, entry] = exact / temperature
 
     def _space(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._buffers is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.decoder import attention, ops
-from trainer.decoder.lora import Gradients, LayerLora
+from trainer.decoder.lora import Gradients, Group, LayerLora
 from trainer.decoder.rows import DeviceBlock, Heads
 from trainer.decoder.weights import Layer, Projection
 
@@ -56,12 +56,10 @@ def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bo
     count = x_TD.shape[0]
     h, rstd1 = ops.rms_norm(x_TD, layer.input_norm, rows.eps, rows.dtype)
     qk = h.new_empty((count, split + heads.kv * heads.size))
-    q, k = qk[:, :split], qk[:, split:]
-    _project(h, layer.q, q)
-    _project(h, layer.k, k)
-    v = _project(h, layer.v, h.new_empty((count, heads.kv * heads.size)))
+    v = h.new_empty((count, heads.kv * heads.size))
     z_qkv = lora.qkv.inner(h)
-    lora.qkv.add(z_qkv, (q, k, v))
+    for index, (projection, out) in enumerate(((layer.q, qk[:, :split]), (layer.k, qk[:, split:]), (layer.v, v))):
+        _project_into(out, h, projection, lora.qkv, index, z_qkv)
     del h
     raw_qk, rstd_qk = None, None
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -70,16 +68,15 @@ def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bo
     ops.rotate_(qk.view(count, heads.query + heads.kv, heads.size), rows.cos, rows.sin)
     attended, notes = attention.forward(qk, v, rows.blocks, heads, keep=save)
     z_o = lora.o.inner(attended)
-    x2 = _add_projection(x_TD, attended, layer.o, z_o, lora, "o")
+    x2 = _joined(x_TD, _project(attended, layer.o, lora.o, z_o))
     h, rstd2 = ops.rms_norm(x2, layer.post_norm, rows.eps, rows.dtype)
-    gate = _project(h, layer.gate, h.new_empty((count, layer.gate.weight.shape[0])))
-    up = _project(h, layer.up, torch.empty_like(gate))
     z_gate_up = lora.gate_up.inner(h)
-    lora.gate_up.add(z_gate_up, (gate, up))
+    gate = _project(h, layer.gate, lora.gate_up, z_gate_up)
+    up = _project(h, layer.up, lora.gate_up, z_gate_up, index=1)
     del h
     act = ops.swiglu(gate, up)
     z_down = lora.down.inner(act)
-    x3 = _add_projection(x2, act, layer.down, z_down, lora, "down")
+    x3 = _joined(x2, _project(act, layer.down, lora.down, z_down))
     if not save:
         return x3, None
     saved = Saved(
@@ -154,25 +151,32 @@ def backward_(
     ops.rms_norm_backward_(dx_TD, _into_inner(dh, dz, lora.qkv.A_RI), x_TD, saved.rstd1, layer.input_norm)
 
 
-def _project(x_TD: Tensor, projection: Projection, out_TE: Tensor) -> Tensor:
-    if projection.bias is None:
-        return torch.mm(x_TD, projection.weight.t(), out=out_TE)
-    return torch.addmm(projection.bias, x_TD, projection.weight.t(), out=out_TE)
+def _project(x_TI: Tensor, projection: Projection, lora: Group, z_TR: Tensor | None, *, index: int = 0) -> Tensor:
+    out_TO = x_TI.new_empty((x_TI.shape[0], projection.weight.shape[0]))
+    _project_into(out_TO, x_TI, projection, lora, index, z_TR)
+    return out_TO
 
 
-def _add_projection(
-    x_TD: Tensor, y_TE: Tensor, projection: Projection, z: Tensor | None, lora: LayerLora, name: str
-) -> Tensor:
-    """Return ``x + y W^T (+ bias) + LoRA`` in the dtype of the residual stream."""
-    group = lora.o if name == "o" else lora.down
-    if x_TD.dtype == y_TE.dtype:
-        out = torch.addmm(x_TD, y_TE, projection.weight.t())
-    else:
-        out = torch.mm(y_TE, projection.weight.t())
+def _project_into(
+    out_TO: Tensor, x_TI: Tensor, projection: Projection, lora: Group, index: int, z_TR: Tensor | None
+) -> None:
+    """Write ``x W^T + bias + LoRA``. The large product comes last, onto the small terms: its sum is rounded once."""
+    started = lora.term(index, z_TR, out_TO)
     if projection.bias is not None:
-        out.add_(projection.bias)
-    group.add(z, (out,))
-    return out if x_TD.dtype == y_TE.dtype else x_TD + out
+        if started:
+            out_TO.add_(projection.bias)
+        else:
+            out_TO.copy_(projection.bias.expand_as(out_TO))
+            started = True
+    if started:
+        out_TO.addmm_(x_TI, projection.weight.t())
+    else:
+        torch.mm(x_TI, projection.weight.t(), out=out_TO)
+
+
+def _joined(x_TD: Tensor, y_TD: Tensor) -> Tensor:
+    """Return ``x + y`` in the dtype of the residual stream; may overwrite ``y``."""
+    return y_TD.add_(x_TD) if x_TD.dtype == y_TD.dtype else x_TD + y_TD
 
 
 def _into_inner(dx: Tensor, dz: Tensor | None, A: Tensor | None) -> Tensor:

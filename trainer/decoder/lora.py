@@ -37,11 +37,13 @@ class Group:
         """Return ``x A^T`` [T, R]."""
         return None if self.A_RI is None else _thin([(x_TI, self.A_RI)])
 
-    def add(self, z_TR: Tensor | None, outputs: Sequence[Tensor]) -> None:
-        """Add the LoRA terms to ``outputs``, in place."""
-        if z_TR is not None:
-            for pair in self.pairs:
-                outputs[pair.index].addmm_(z_TR[:, pair.begin : pair.end], pair.B.t())
+    def term(self, index: int, z_TR: Tensor | None, out_TO: Tensor) -> bool:
+        """Write the LoRA term of output ``index`` into ``out_TO``; False, and nothing is written, where it has none."""
+        for pair in self.pairs:
+            if pair.index == index and z_TR is not None:
+                torch.mm(z_TR[:, pair.begin : pair.end], pair.B.t(), out=out_TO)
+                return True
+        return False
 
     def inner_gradient(self, gradients: Sequence[Tensor]) -> Tensor | None:
         """Return the gradient [T, R] of ``inner``, given those of the outputs."""

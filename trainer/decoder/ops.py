@@ -1,6 +1,7 @@
 """Norm, rotary embedding and gate with their backward, in few passes over memory and without dtype round trips.
 
-Rows of the residual stream and of its gradient may be wider (float32) than the compute dtype.
+Rows of the residual stream and of its gradient may be wider (float32) than the compute dtype. What forward rounds, it
+rounds once: its roundings move log-probabilities, and with them every importance ratio; backward's hardly matter.
 """
 
 from typing import cast
@@ -19,7 +20,7 @@ def rms_norm(x_TD: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tu
 
 def apply_rms_norm(x_TD: Tensor, rstd: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the normalised rows again from a saved ``rstd``: the same bits as ``rms_norm``."""
-    return torch.mul(x_TD, rstd).to(dtype).mul_(weight)
+    return torch.mul(x_TD, rstd).mul_(weight).to(dtype)
 
 
 def rms_norm_backward_(dx_TD: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd: Tensor, weight: Tensor) -> None:
@@ -31,12 +32,12 @@ def rms_norm_backward_(dx_TD: Tensor, dy_TD: Tensor, x_TD: Tensor, rstd: Tensor,
 
 
 def rotate_(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
-    """Rotate heads in place; cos and sin hold half a head. With ``-sin`` it is its own backward."""
+    """Rotate heads in place; cos and sin (float32) hold half a head. With ``-sin`` it is its own backward."""
     half = x_TND.shape[-1] // 2
-    left, right = x_TND[..., :half], x_TND[..., half:]
+    left, right = x_TND[..., :half].to(cos_T1D.dtype), x_TND[..., half:].to(cos_T1D.dtype)
     turned = torch.mul(left, cos_T1D).addcmul_(right, sin_T1D, value=-1.0)
-    right.mul_(cos_T1D).addcmul_(left, sin_T1D)
-    left.copy_(turned)
+    x_TND[..., half:] = torch.mul(right, cos_T1D).addcmul_(left, sin_T1D)
+    x_TND[..., :half] = turned
 
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor) -> Tensor:

@@ -161,8 +161,8 @@ class Run:
         positions = torch.from_numpy(self._batch.positions).to(m.device)
         angles = positions[:, None].float() * w.inv_freq.to(m.device, torch.float32)
         return Rows(
-            cos=(angles.cos() * w.rope_scale).to(m.dtype)[:, None, :],
-            sin=(angles.sin() * w.rope_scale).to(m.dtype)[:, None, :],
+            cos=(angles.cos() * w.rope_scale)[:, None, :],
+            sin=(angles.sin() * w.rope_scale)[:, None, :],
             blocks=[DeviceBlock.of(block, m.device, m.dtype, m.settings.attention) for block in blocks(self._batch)],
             heads=Heads(query=w.heads, kv=w.kv_heads, size=w.head_dim, scale=w.score_scale),
             dtype=m.dtype,
