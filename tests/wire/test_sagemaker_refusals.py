@@ -11,14 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
-from botocore import xform_name
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from gateway.wire.sagemaker.control import HANDLERS
-from gateway.wire.sagemaker.models import CONTROL, RUNTIME, service
+from gateway.wire.sagemaker.models import CONTROL, RUNTIME
 from tests.wire.gateways import Gateway
 from tests.wire.sagemaker_clients import (
     HUB_ARN,
@@ -401,27 +399,6 @@ def test_an_idle_session_expires(gateway: Gateway, control: Any, runtime: Any) -
     assert refused(training, runtime=runtime, session=name, seq=1, saveState={})[0] == "ConflictException"
 
 
-@pytest.mark.parametrize("operation", service(RUNTIME).operations)
-def test_a_strangers_session_is_missing_in_every_runtime_operation(
-    gateway: Gateway, session: str, operation: str
-) -> None:
-    client = boto(gateway, RUNTIME, key=gateway.keys.stranger)
-    prompt = {"chunks": [{"tokens": [97], "type": "encoded_text"}]}
-    arguments: dict[str, dict[str, Any]] = {
-        "ExecuteTrainingOperation": {"sequenceNumber": 1, "operationConfig": {"saveState": {}}},
-        "ExecuteSamplingOperation": {"operationConfig": {"computeLogprobs": {"prompt": prompt}}},
-        "GetTrainingOperationResult": {"operationId": "op-1"},
-        "GetSamplingOperationResult": {"operationId": "smp-1"},
-        "SampleTrainingSession": {"body": b"{}"},
-        "SampleTrainingSessionWithResponseStream": {"body": b"{}"},
-    }
-    call = getattr(client, xform_name(operation))
-    strange = refused(call, trainingSessionName=session, **arguments[operation])
-    missing = refused(call, trainingSessionName="missing", **arguments[operation])
-    assert strange[0] == missing[0] == "ResourceNotFoundException"
-    assert strange[1].replace(session, "missing") == missing[1]
-
-
 def test_a_checkpoint_that_does_not_fit_is_refused_under_its_name_here(
     gateway: Gateway, control: Any, runtime: Any
 ) -> None:
@@ -435,33 +412,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_under_its_name_here(
     with httpx.Client(auth=Signed(gateway.keys.owner)) as client:
         answer = client.post(url, json={"sequenceNumber": 2, "operationConfig": config}).json()
     assert (answer["reason"], answer["field"]) == ("lora_mismatch", "operationConfig.loadState.modelPackageArn")
-
-
-def test_a_strangers_objects_are_missing_on_the_control_plane(gateway: Gateway, control: Any, session: str) -> None:
-    stranger = boto(gateway, CONTROL, key=gateway.keys.stranger)
-    group = f"group-{time.time_ns()}"
-    own = {"ListTrainingSessions", "ListHubContents", "DescribeHubContent"}  # name nothing of a project
-    own |= {"CreateTrainingSession", "CreateModelPackageGroup"}
-    control.create_model_package_group(ModelPackageGroupName=group)
-    package = f"arn:aws:sagemaker:us-east-1:000000000000:model-package/{group}/1"
-    asked = (
-        (stranger.describe_training_session, {"TrainingSessionName": session}),
-        (stranger.stop_training_session, {"TrainingSessionName": session}),
-        (stranger.delete_training_session, {"TrainingSessionName": session}),
-        (stranger.describe_model_package_group, {"ModelPackageGroupName": group}),
-        (stranger.list_model_packages, {"ModelPackageGroupName": group}),
-        (stranger.describe_model_package, {"ModelPackageName": package}),
-        (stranger.delete_model_package, {"ModelPackageName": package}),
-    )
-    assert {call.__name__ for call, _ in asked} == {xform_name(name) for name in HANDLERS.keys() - own}
-    for call, arguments in asked:
-        assert refused(call, **arguments)[0] == "ResourceNotFound"
-    theirs, ours = (
-        {one["TrainingSessionArn"] for one in client.list_training_sessions()["TrainingSessionSummaries"]}
-        for client in (stranger, control)
-    )
-    assert ours
-    assert not theirs & ours
 
 
 def test_a_key_that_may_only_sample_opens_and_trains_nothing(gateway: Gateway, session: str) -> None:
