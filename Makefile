@@ -73,7 +73,7 @@ bench-statements: setup ## Print the statement of a month of 100,000 usage facts
 curves: setup ## Compare learning curves with a plain transformers + PEFT loop (SFT and GRPO, about 40 minutes)
 	@$(BIN)/python -m tests.curves
 
-registry-acceptance: setup ## Adapters under load, round trips, 300 publications (15 minutes): ONLY=travels|prefixes|crowd|growth
+registry-acceptance: setup ## Adapters under load, round trips, 300 publications (20 minutes): ONLY=travels|bfloat16|prefixes|crowd|growth
 	@$(BIN)/python -m tests.registry $(if $(ONLY),--only $(ONLY))
 
 crash: setup ## Kill everything in turn, lose nothing: N=200 SEED=1 DB=sqlite|postgres ENGINE=scripted|vllm

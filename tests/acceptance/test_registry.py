@@ -13,8 +13,6 @@ from tests.stack import Stack
 
 pytestmark = pytest.mark.engine
 
-MEAN = 1e-4  # nats, float32
-
 
 @pytest.mark.slow
 def test_more_versions_than_slots_answer_each_for_itself_while_others_are_published(tiny_stack: Stack) -> None:
@@ -42,14 +40,14 @@ def test_successive_versions_with_one_long_prefix_answer_with_their_own_weights(
 def test_an_adapter_leaves_to_peft_comes_back_and_answers_as_before(
     tiny_stack: Stack, tiny_model: Path, tmp_path: Path, unembed: bool
 ) -> None:
-    group = f"travels-{'head' if unembed else 'body'}"
+    subject, group = travels.tiny(tiny_model), f"travels-{'head' if unembed else 'body'}"
     with world_of(tiny_stack) as world, travels.service_of(world) as service:
-        session = travels.trained(world, unembed=unembed, group=group)
-        trainers, version = travels.trainers_scores(world, session), world.save(session)
+        session = travels.trained(world, subject, unembed=unembed, group=group)
+        trainers, version = travels.trainers_scores(world, session, subject), world.save(session)
         directory = tmp_path / "adapter"
         travels.downloaded(world, version, directory)
 
-        assert mean(travels.by_peft(tiny_model, directory), trainers) < MEAN
+        assert mean(travels.by_peft(subject, directory), trainers) < subject.mean
         assert sorted(path.name for path in travels.archived(world, version, tmp_path).iterdir()) == [
             "adapter_config.json",
             "adapter_model.safetensors",
@@ -59,7 +57,7 @@ def test_an_adapter_leaves_to_peft_comes_back_and_answers_as_before(
         left, came = world.answer(version, prompt), world.answer(back, prompt)
         assert left.tokens == came.tokens
         assert left.margin == pytest.approx(came.margin, abs=1e-3)
-        assert mean(world.scores(back, travels.TOKENS), trainers) < MEAN
+        assert mean(world.scores(back, travels.TOKENS), trainers) < subject.mean
 
         with service.create_training_client_from_state(back) as training:
             datum = loopline.Datum(travels.TOKENS[:-1], {"target_tokens": travels.TOKENS[1:], "weights": [1.0] * 39})
@@ -68,12 +66,15 @@ def test_an_adapter_leaves_to_peft_comes_back_and_answers_as_before(
             training.optim_step(loopline.AdamParams(learning_rate=5e-3))
             further = training.save_weights_for_sampler().result().version
             assert training.forward([datum]).result().metrics["loss:sum"] < before
-        assert mean(world.scores(further, travels.TOKENS), trainers) > MEAN
+        assert mean(world.scores(further, travels.TOKENS), trainers) > subject.mean
 
 
-def test_a_peft_adapter_of_a_foreign_shape_is_refused_by_the_module(tiny_stack: Stack, tmp_path: Path) -> None:
+def test_a_peft_adapter_of_a_foreign_shape_is_refused_by_the_module(
+    tiny_stack: Stack, tiny_model: Path, tmp_path: Path
+) -> None:
+    subject = travels.tiny(tiny_model)
     with world_of(tiny_stack) as world, travels.service_of(world) as service:
-        session = travels.trained(world, unembed=False, group="shapes")
+        session = travels.trained(world, subject, unembed=False, group="shapes")
         travels.downloaded(world, world.save(session), tmp_path)
         config = json.loads((tmp_path / "adapter_config.json").read_bytes())
         tensors = load_file(tmp_path / "adapter_model.safetensors")

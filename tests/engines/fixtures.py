@@ -180,8 +180,15 @@ def tiny_engine(tiny_process: tuple[EngineProcess, EngineEndpoint]) -> EngineEnd
 @pytest.fixture(scope="session")
 def smollm_engine(smollm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineEndpoint]:
     """vLLM with SmolLM2-135M-Instruct in bfloat16."""
-    spec = EngineSpec(
-        model_path=smollm_model,
+    spec = smollm_spec(smollm_model)
+    log = tmp_path_factory.mktemp("smollm-engine") / "engine.log"
+    with running_engine(launch_vllm(spec), spec.url, log):
+        yield endpoint_of(spec, vocab_size=vocab_size_of(smollm_model))
+
+
+def smollm_spec(model: Path) -> EngineSpec:
+    return EngineSpec(
+        model_path=model,
         served_name="smollm2-135m-instruct",
         port=free_port(),
         key=secrets.token_hex(16),
@@ -189,9 +196,6 @@ def smollm_engine(smollm_model: Path, tmp_path_factory: pytest.TempPathFactory) 
         max_loras=3,
         threads=all_cores(),
     )
-    log = tmp_path_factory.mktemp("smollm-engine") / "engine.log"
-    with running_engine(launch_vllm(spec), spec.url, log):
-        yield endpoint_of(spec, vocab_size=vocab_size_of(smollm_model))
 
 
 def tiny_spec(model: Path) -> EngineSpec:

@@ -1,78 +1,99 @@
 """Weights that leave, come back, and are loaded by plain libraries: the numbers stay the same."""
 
 import secrets
+import sys
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import loopline
-from gateway.engines.launch import Device, VersionSpec, launch_version
-from tests.engines.fixtures import all_cores, running_engine
+from gateway.engines.launch import Launch
+from tests.engines.fixtures import running_engine
 from tests.registry.world import World, lesson, words
 from tests.stack import free_port
 
 TOKENS = words(77, 40)
+TEXT = (
+    "The capital of France is Paris, which lies on the river Seine. It has been one of Europe's centres of finance, "
+    "science and the arts since the seventeenth century, and more than two million people live there today."
+)
 
 
-def trained(world: World, *, unembed: bool, group: str) -> str:
-    """Return a session of a few steps on ``TOKENS``; rank and scale are not those of a default."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A base model, what adapters of it are trained on and scored by, and how far scores may be apart (mean, nats)."""
+
+    base: Path
+    dtype: str
+    tokens: Sequence[int]
+    learning_rate: float
+    mean: float
+
+
+def tiny(base: Path) -> Subject:
+    return Subject(base=base, dtype="float32", tokens=TOKENS, learning_rate=5e-3, mean=1e-4)
+
+
+def smollm(base: Path) -> Subject:
+    tokenizer: Any = AutoTokenizer.from_pretrained(base)
+    return Subject(base=base, dtype="bfloat16", tokens=tokenizer(TEXT)["input_ids"], learning_rate=5e-4, mean=0.05)
+
+
+def trained(world: World, subject: Subject, *, unembed: bool, group: str) -> str:
+    """Return a session of a few steps on the subject's tokens; rank and scale are not those of a default."""
     session = world.open(lora={"rank": 6, "alpha": 9, "train_unembed": unembed}, model_package_group=group)
     for _ in range(4):
-        world.step(session, [lesson(TOKENS, prompt=1)], learning_rate=5e-3)
+        world.step(session, [lesson(subject.tokens, prompt=1)], learning_rate=subject.learning_rate)
     return session
 
 
-def trainers_scores(world: World, session: str) -> list[float]:
-    """Return the log-probabilities of ``TOKENS[1:]`` that the trainer computes now."""
-    operation = world.stack.run(world.client, session, "forward", data=[lesson(TOKENS, prompt=1)])
+def trainers_scores(world: World, session: str, subject: Subject) -> list[float]:
+    """Return the log-probabilities of the subject's ``tokens[1:]`` that the trainer computes now."""
+    operation = world.stack.run(world.client, session, "forward", data=[lesson(subject.tokens, prompt=1)])
     return operation["result"]["loss_fn_outputs"][0]["logprobs"]["data"]
 
 
-def by_peft(base: Path, adapter: Path) -> list[float]:
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    return _scores(PeftModel.from_pretrained(model, str(adapter)).eval())
+def by_peft(subject: Subject, adapter: Path) -> list[float]:
+    return _scores(PeftModel.from_pretrained(_plain(subject.base, subject), str(adapter)).eval(), subject)
 
 
-def by_transformers(merged: Path) -> list[float]:
-    model: Any = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
-    return _scores(model.eval())
+def by_transformers(subject: Subject, merged: Path) -> list[float]:
+    return _scores(_plain(merged, subject).eval(), subject)
+
+
+def _plain(directory: Path, subject: Subject) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, subject.dtype))
 
 
 @torch.no_grad()
-def _scores(model: Any) -> list[float]:
-    logprobs = model(torch.tensor([TOKENS[:-1]])).logits[0].double().log_softmax(-1)
-    return logprobs.gather(1, torch.tensor(TOKENS[1:])[:, None]).squeeze(1).tolist()
+def _scores(model: Any, subject: Subject) -> list[float]:
+    logprobs = model(torch.tensor([list(subject.tokens[:-1])])).logits[0].double().log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(list(subject.tokens[1:]))[:, None]).squeeze(1).tolist()
 
 
 @contextmanager
-def plain_vllm(directory: Path, *, base: Path, rank: int, adapter: bool, log: Path) -> Iterator[str]:
-    """Serve what was exported as ``loopline serve`` does, by a vLLM that knows nothing of us; yields its URL."""
-    port = free_port()
-    spec = VersionSpec(
-        model_path=base if adapter else directory,
-        served_name="exported",
-        host="127.0.0.1",
-        port=port,
-        dtype="float32",
-        device=Device.CPU,
-        adapter=directory if adapter else None,
-        base_name="base",
-        rank=rank,
-        context_length=512,
-        threads=all_cores(),
-    )
-    with running_engine(launch_version(spec), f"http://127.0.0.1:{port}", log):
-        yield f"http://127.0.0.1:{port}"
+def served(world: World, version: str, *, directory: Path, log: Path) -> Iterator[str]:
+    """Run ``loopline serve VERSION --run``: a vLLM of its own, which knows nothing of us; yields its URL."""
+    port, stack = free_port(), world.stack
+    command = [sys.executable, "-m", "gateway.cli", "serve", version, "--run", "--port", str(port)]
+    command += ["--directory", str(directory), "--base-url", stack.url, "--api-key", stack.key]
+    environment = {"LOOPLINE_DATA_DIR": str(stack.data_dir), "LOOPLINE_CATALOG": str(stack.data_dir / "catalog.toml")}
+    url = f"http://127.0.0.1:{port}"
+    with running_engine(Launch(command=tuple(command), environment=environment), url, log):
+        names = [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]]
+        assert version in names, names
+        yield url
 
 
-def by_vllm(url: str, model: str = "exported", tokens: Sequence[int] = TOKENS) -> list[float]:
+def by_vllm(url: str, model: str, tokens: Sequence[int]) -> list[float]:
     answer = httpx.post(
         f"{url}/v1/completions",
         json={"model": model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": 0},
