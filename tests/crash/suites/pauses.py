@@ -48,10 +48,12 @@ class Pauses:
 
     async def run(self, stack: Stack, driver: Driver, plan: Plan) -> None:
         rng = random.Random(plan.seed)
+        victims: set[str] = set()
         while self.done < self.wanted:
             await asyncio.sleep(rng.uniform(0, 0.3))
-            if (held := await asyncio.to_thread(_running, stack)) is None:
-                continue
+            if (held := await asyncio.to_thread(_running, stack)) is None or held["id"] in victims:
+                continue  # a session whose rebuilding is hit again and again would be given up, by contract
+            victims.add(held["id"])
             pid = _holder(stack, held["lease_owner"])
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
