@@ -26,6 +26,7 @@ class Call(StrEnum):
     OPEN = "open"
     SUBMIT = "submit"
     POLL = "poll"  # of another dialect, before the result is read
+    FUTURE = "future"  # of Tinker's, whose answers have no status
     RESULT = "result"
     SAMPLE = "sample"
     FAULT = "fault"

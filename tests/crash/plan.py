@@ -6,11 +6,12 @@ are known beforehand. So one run's outcome can be held against another's, and ag
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 LORA = {"rank": 4, "alpha": 8.0, "train_attn": True, "train_mlp": True, "train_unembed": False}
+TINKER_ALPHA = 32.0  # what that dialect scales by, whatever the rank
 PROBE_LENGTH = 24
 _OVERFLOW = -1e30  # a sampler log-probability that makes the ratio infinite
 
@@ -42,6 +43,21 @@ class Style(StrEnum):
     SAVES = "saves"  # every third operation is a save
     FRAIL = "frail"  # saves may fail for want of space or a broken disk, so nothing depends on them but the last
 
+
+class Dialect(StrEnum):
+    """Which client a session's operations come from."""
+
+    NATIVE = "native"
+    SAGEMAKER = "sagemaker"
+    TINKER = "tinker"
+
+    @property
+    def first_seq(self) -> int:
+        """The seq of a session's first operation; a Tinker model's creation counts as one."""
+        return 2 if self is Dialect.TINKER else 1
+
+
+DIALECTS = (Dialect.NATIVE, Dialect.SAGEMAKER, Dialect.TINKER, Dialect.SAGEMAKER)  # of a run's sessions, in turn
 
 # 100 trainer, 60 gateway, 20 engine, 20 everything of 200.
 KILLS = {Fault.KILL_TRAINER: 5, Fault.KILL_GATEWAY: 3, Fault.KILL_ENGINE: 1, Fault.KILL_ALL: 1}
@@ -77,13 +93,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """One session's life: numbered steps without a gap, and the samples drawn meanwhile. Its group is named like it.
+    """One session's life: numbered steps without a gap, and the samples drawn meanwhile.
 
-    The steps of a ``signed`` one go through the SageMaker dialect.
+    A step names a version as if the session's group were named like the session.
     """
 
     name: str
-    signed: bool = False
+    dialect: Dialect
     lora: dict[str, Any]
     steps: tuple[Step, ...]
     samples: tuple[Sample, ...]
@@ -128,13 +144,14 @@ class _Draft:
     rng: random.Random
     vocab_size: int
     style: Style
+    first_seq: int
     steps: list[Step] = field(default_factory=list[Step])
     states: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # (seq, number in the group)
     eager: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # likewise
     saves: int = 0
 
     def add(self, verb: str, body: dict[str, Any], **facts: Any) -> int:
-        seq = len(self.steps) + 1
+        seq = self.first_seq + len(self.steps)
         self.steps.append(Step(seq=seq, verb=verb, body=body, **facts))
         return seq
 
@@ -221,10 +238,17 @@ class _Draft:
 
 
 def draw_session(
-    rng: random.Random, name: str, operations: int, *, vocab_size: int, style: Style, samples: int = 2
+    rng: random.Random,
+    name: str,
+    operations: int,
+    *,
+    vocab_size: int,
+    style: Style,
+    dialect: Dialect = Dialect.NATIVE,
+    samples: int = 2,
 ) -> SessionPlan:
     """Draw a session of about ``operations`` steps that ends with a state, an adapter and a probe."""
-    draft = _Draft(rng=rng, vocab_size=vocab_size, style=style)
+    draft = _Draft(rng=rng, vocab_size=vocab_size, style=style, first_seq=dialect.first_seq)
     while len(draft.steps) < operations - 3:
         if style is Style.SAVES:
             draft.save_state() if rng.random() < 0.5 else draft.save_weights()
@@ -244,9 +268,11 @@ def draw_session(
         else:
             draft.step("empty_window") if not _window_open(draft.steps) else draft.window()
     draft.judge()
+    alpha = {"alpha": TINKER_ALPHA} if dialect is Dialect.TINKER else {}
     return SessionPlan(
         name=name,
-        lora={**LORA, "seed": rng.randrange(2**31)},
+        dialect=dialect,
+        lora={**LORA, **alpha, "seed": rng.randrange(2**31)},
         steps=tuple(draft.steps),
         samples=tuple(_sample(rng, draft, name, f"{name}-sample-{index}") for index in range(samples)),
     )
@@ -285,15 +311,13 @@ def draw_plan(
     """
     rng = random.Random(seed)
     drawn = tuple(
-        replace(
-            draw_session(
-                random.Random(rng.randrange(2**63)),
-                f"crash-{seed}-{index}",
-                operations // sessions,
-                vocab_size=vocab_size,
-                style=style,
-            ),
-            signed=index % 2 == 1,
+        draw_session(
+            random.Random(rng.randrange(2**63)),
+            f"crash-{seed}-{index}",
+            operations // sessions,
+            vocab_size=vocab_size,
+            style=style,
+            dialect=DIALECTS[index % len(DIALECTS)],
         )
         for index in range(sessions)
     )

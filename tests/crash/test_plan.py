@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.crash.plan import KILLS, Fault, Plan, Step, Style, draw_plan, draw_strikes
+from tests.crash.plan import KILLS, Dialect, Fault, Plan, Step, Style, draw_plan, draw_strikes
 
 
 def plan_of(seed: int, style: Style = Style.MIXED) -> Plan:
@@ -23,11 +23,16 @@ def test_a_seed_is_a_plan() -> None:
 @pytest.mark.parametrize("style", list(Style))
 def test_seqs_have_no_gap_and_a_load_comes_after_the_save_it_needs(style: Style) -> None:
     for session in plan_of(3, style).sessions:
-        assert [step.seq for step in session.steps] == list(range(1, len(session.steps) + 1))
+        first = session.dialect.first_seq
+        assert [step.seq for step in session.steps] == list(range(first, first + len(session.steps)))
         saves = [step.seq for step in session.steps if step.verb.startswith("save_")]
         for step in session.steps:
             if step.verb == "load_state":
                 assert step.needs == saves[int(step.body["version"].rpartition("@")[2]) - 1] < step.seq
+
+
+def test_four_sessions_speak_every_dialect() -> None:
+    assert {session.dialect for session in plan_of(3).sessions} == set(Dialect)
 
 
 def test_every_kind_of_operation_and_failure_occurs() -> None:

@@ -16,6 +16,8 @@ from tests.crash.history import History
 from tests.crash.plan import Plan, SessionPlan, Step
 
 FINAL = ("completed", "failed", "skipped", "cancelled")
+_NAMED = "FROM sessions s LEFT JOIN clients c ON c.id = s.client_id WHERE coalesce(s.name, c.name) = :name"
+"""A plan's session: by its own name, or by that of the client that opened it."""
 
 
 @contextmanager
@@ -69,7 +71,7 @@ def _acknowledged(connection: Connection, history: History) -> list[str]:
 
 
 def _session(connection: Connection, plan: SessionPlan, history: History) -> list[str]:
-    sessions = rows(connection, "SELECT * FROM sessions WHERE name = :name", name=plan.name)
+    sessions = rows(connection, f"SELECT s.* {_NAMED}", name=plan.name)
     if len(sessions) != 1:
         return [f"{plan.name}: {len(sessions)} sessions of that name"]
     session = sessions[0]
@@ -93,8 +95,8 @@ def _session(connection: Connection, plan: SessionPlan, history: History) -> lis
         seen = results.get((plan.name, operation["seq"]))
         if seen is not None and seen["status"] != operation["status"]:
             found.append(f"{plan.name}/{operation['seq']}: reported {seen['status']}, recorded {operation['status']}")
-    if session["applied_seq"] != len(plan.steps):
-        found.append(f"{plan.name}: applied_seq {session['applied_seq']} of {len(plan.steps)}")
+    if session["applied_seq"] != plan.probe.seq:
+        found.append(f"{plan.name}: applied_seq {session['applied_seq']} of {plan.probe.seq}")
     if session["status"] != "running" or session["failure"] is not None:
         found.append(f"{plan.name}: the session is {session['status']}: {session['failure']}")
     return found
@@ -190,8 +192,8 @@ def final_file(connection: Connection, session: str, seq: int, artifacts: Path, 
     """Return the file ``name`` of the version that the save at ``seq`` made."""
     found = rows(
         connection,
-        "SELECT v.location FROM versions v JOIN operations o ON o.id = v.operation_id"
-        " JOIN sessions s ON s.id = o.session_id WHERE s.name = :name AND o.seq = :seq",
+        f"SELECT v.location FROM versions v JOIN operations o ON o.id = v.operation_id AND o.seq = :seq"
+        f" WHERE o.session_id IN (SELECT s.id {_NAMED})",
         name=session,
         seq=seq,
     )
