@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 LORA = {"rank": 4, "alpha": 8.0, "train_attn": True, "train_mlp": True, "train_unembed": False}
-TINKER_ALPHA = 32.0  # what that dialect scales by, whatever the rank
+TINKER_LORA = {"rank": 8, "alpha": 32.0}  # that dialect's alpha is 32, whatever the rank
 PROBE_LENGTH = 24
 _OVERFLOW = -1e30  # a sampler log-probability that makes the ratio infinite
 
@@ -268,11 +268,11 @@ def draw_session(
         else:
             draft.step("empty_window") if not _window_open(draft.steps) else draft.window()
     draft.judge()
-    alpha = {"alpha": TINKER_ALPHA} if dialect is Dialect.TINKER else {}
+    own = TINKER_LORA if dialect is Dialect.TINKER else {}
     return SessionPlan(
         name=name,
         dialect=dialect,
-        lora={**LORA, **alpha, "seed": rng.randrange(2**31)},
+        lora={**LORA, **own, "seed": rng.randrange(2**31)},
         steps=tuple(draft.steps),
         samples=tuple(_sample(rng, draft, name, f"{name}-sample-{index}") for index in range(samples)),
     )
