@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Select, and_, delete, func, or_, select, tuple_, update
+from sqlalchemy import Column, ColumnElement, Select, and_, delete, func, or_, select, true, tuple_, update
 
 from gateway.core.ids import ProjectId
 from gateway.core.payloads import OperationKind
@@ -69,8 +69,11 @@ class SqlCollectionStore:
 
     async def known(self, locations: Collection[str]) -> Collection[str]:
         found: set[str] = set()
-        for column in (versions.c.location, sessions.c.snapshot_location):
-            rows = await self._transaction.rows(select(column.label("location")).where(column.in_(list(locations))))
+        kept = versions.c.purged_at.is_(None)
+        for column, counts in ((versions.c.location, kept), (sessions.c.snapshot_location, true())):
+            rows = await self._transaction.rows(
+                select(column.label("location")).where(and_(column.in_(list(locations)), counts))
+            )
             found |= {row["location"] for row in rows}
         return found
 

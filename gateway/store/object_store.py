@@ -113,7 +113,7 @@ class ObjectArtifacts:
         self._cache.discard(temporary)
 
     def remove(self, location: str) -> None:
-        """As the port says. Copies of other machines are removed by their own ``tidy``."""
+        """As the port says. A copy on another machine is among what its own ``older_than`` returns."""
         try:
             self._s3.delete_object(Bucket=self._bucket, Key=self._key(location, MANIFEST_NAME))
             self._delete([key for key, _ in self._objects(f"{location}/")])
@@ -122,18 +122,20 @@ class ObjectArtifacts:
         self._cache.remove(location)
 
     def older_than(self, age_s: float) -> Sequence[str]:
+        """As the port says: in the store, and here, where the only copy may lie from before the store was set up."""
         before = datetime.now(UTC) - timedelta(seconds=age_s)
         try:
-            return [
+            stored = [
                 location
                 for key, written in self._objects()
                 if written < before and (location := self._committed(key)) is not None
             ]
         except _AWAY as error:
             raise _away() from error
+        return sorted({*stored, *self._cache.older_than(age_s)})
 
     def tidy(self, age_s: float) -> None:
-        """Remove old uploads that were never committed, and old copies here of what the store has no longer."""
+        """As the port says, with old uploads that were never committed."""
         before = datetime.now(UTC) - timedelta(seconds=age_s)
         try:
             objects = list(self._objects())
@@ -142,9 +144,6 @@ class ObjectArtifacts:
         except _AWAY as error:
             raise _away() from error
         self._cache.tidy(age_s)
-        for location in self._cache.older_than(age_s):
-            if location not in committed:
-                self._cache.remove(location)
 
     def note_use(self, version_ids: Collection[str]) -> None:
         """Keep this machine's copies of these versions for a while longer."""

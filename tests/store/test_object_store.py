@@ -118,8 +118,17 @@ def test_an_artefact_is_there_with_its_manifest_and_gone_with_it(machine: Machin
     artifacts.remove(LOCATION)
     assert keys(s3) == []
     assert not artifacts.path(LOCATION).exists()
-    other.tidy(-60)
-    assert not other.path(LOCATION).exists()
+    assert other.older_than(-60) == [LOCATION]  # a copy, for the collector, which knows what is still wanted
+    other.remove(LOCATION)
+    assert other.older_than(-60) == []
+
+
+def test_a_store_that_is_set_up_later_costs_nothing_that_the_directory_had(machine: Machine, tmp_path: Path) -> None:
+    _, sha256 = write(LocalArtifacts(tmp_path / "a"))
+    artifacts = machine("a")
+    artifacts.tidy(-60)
+    assert artifacts.older_than(-60) == [LOCATION]
+    assert artifacts.verify(LOCATION, sha256).files
 
 
 def test_copies_beyond_the_bound_go_the_longest_unused_first_and_come_back_when_they_are_read(

@@ -334,9 +334,9 @@ async def test_only_what_was_deleted_long_enough_ago_is_due_to_be_purged_and_pur
     session = await bench.open()
     old, young = await saved_state(bench, session), await saved_state(bench, session)
     await saved_state(bench, session)
-    await delete(bench, old.version_id)
+    gone = (await delete(bench, old.version_id)).location
     bench.clock.advance(100)
-    await delete(bench, young.version_id)
+    kept = (await delete(bench, young.version_id)).location
 
     async with bench.database.write() as unit:
         due = await unit.upkeep.deleted_before(bench.clock.now() - timedelta(seconds=50), limit=9)
@@ -344,6 +344,7 @@ async def test_only_what_was_deleted_long_enough_ago_is_due_to_be_purged_and_pur
         await unit.upkeep.purged(old.version_id, at=bench.clock.now())
         await unit.upkeep.purged(old.version_id, at=bench.clock.now())
         assert await unit.upkeep.deleted_before(bench.clock.now() - timedelta(seconds=50), limit=9) == []
+        assert await unit.collection.known([gone, kept]) == {kept}
         [group] = await unit.versions.groups(bench.project_id)
         history = await unit.registry.history(bench.project_id, "policy", limit=9)
     stored = await bench.database.look(

@@ -27,7 +27,7 @@ class CollectionStore(Protocol):
         ...
 
     async def known(self, locations: Collection[str]) -> Collection[str]:
-        """Return those of ``locations`` that belong to a version or are a session's snapshot."""
+        """Return those of ``locations`` that belong to a version not purged, or are a session's snapshot."""
         ...
 
     async def forget_answers(self, at: datetime) -> int:
