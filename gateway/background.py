@@ -16,7 +16,7 @@ from gateway.core.versions import Version
 INTERVAL_S = 1.0
 LOST_KEPT = timedelta(days=1)
 PURGED_AT_ONCE = 16
-USED_FOR = timedelta(seconds=30)  # that a gateway works with a deleted version is said anew at every turn
+USED_FOR = timedelta(seconds=10)  # that a gateway works with a deleted version is said anew at every turn
 
 
 class Sweeper:

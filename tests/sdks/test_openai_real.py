@@ -192,18 +192,26 @@ def added_up(chunks: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def gathered(chunks: Sequence[Mapping[str, Any]]) -> Any:
-    """Return what the chunks of a stream add up to."""
+    """Return what the chunks of a stream add up to: text, tool calls, ends, numbers.
+
+    Arguments of a call that the length limit cut are left out: how many of them vLLM's parser has streamed by then
+    depends on how many tokens it saw at once.
+    """
     texts: dict[int, str] = {}
+    calls: dict[int, dict[int, list[str]]] = {}
     ends: dict[int, str] = {}
     scores: dict[int, list[Any]] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:
             index, delta = choice["index"], choice.get("delta") or {}
-            calls = "".join(
-                (call["function"].get("name") or "") + (call["function"].get("arguments") or "")
-                for call in delta.get("tool_calls") or ()
-            )
-            texts[index] = texts.get(index, "") + (choice.get("text") or delta.get("content") or "") + calls
+            texts[index] = texts.get(index, "") + (choice.get("text") or delta.get("content") or "")
+            for call in delta.get("tool_calls") or ():
+                name, arguments = calls.setdefault(index, {}).setdefault(call["index"], ["", ""])
+                function = call["function"]
+                calls[index][call["index"]] = [
+                    name + (function.get("name") or ""),
+                    arguments + (function.get("arguments") or ""),
+                ]
             if choice.get("logprobs"):
                 scores.setdefault(index, []).extend(
                     zip(*numbers(choice["logprobs"])[:2], strict=True)
@@ -212,7 +220,10 @@ def gathered(chunks: Sequence[Mapping[str, Any]]) -> Any:
                 )
             if choice.get("finish_reason"):
                 ends[index] = choice["finish_reason"]
-    return texts, ends, comparable([list(entry) for _, entries in sorted(scores.items()) for entry in entries])
+    for index, made in calls.items():
+        if ends.get(index) == "length":
+            made[max(made)][1] = ""
+    return texts, calls, ends, comparable([list(entry) for _, entries in sorted(scores.items()) for entry in entries])
 
 
 def counted(answer: Mapping[str, Any]) -> tuple[int, int]:
@@ -240,7 +251,7 @@ def test_a_form_is_kept_to(python_answers: Mapping[str, Any], call: Call) -> Non
 
 def answer_ended(answer: Any) -> bool:
     if isinstance(answer, list):
-        return gathered(answer)[1][0] == "stop"
+        return gathered(answer)[2][0] == "stop"
     if "status" in answer:
         return answer["status"] == "completed"
     return answer["choices"][0]["finish_reason"] == "stop"
