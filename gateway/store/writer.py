@@ -162,8 +162,8 @@ class GroupWriter:
             if not isinstance(unit, Trip):
                 self._put_back = unit
                 break
-            if not unit.over:
-                trips.append(unit)
+            trips.append(unit)
+        trips = [trip for trip in trips if not trip.over]  # one may have been given up while others were gathered
         for trip in trips:
             trip.begun = True
         try:

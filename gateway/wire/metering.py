@@ -109,16 +109,21 @@ async def hold(database: Database, call: Call) -> Sequence[BudgetStanding]:
         OutOfBudget, RateLimited: nothing may be executed.
     """
 
+    placed = False
+
     async def work(unit: UnitOfWork) -> Sequence[BudgetStanding]:
+        nonlocal placed
         await unit.limits.reserve(call.principal.project_id, call.principal.key_id, call.tokens)
         await unit.ledger.hold(call.worst_case)
+        placed = True
         return unit.ledger.notices
 
     try:
         return await database.apply(work, durable=False)
-    except asyncio.CancelledError:  # perhaps it is held, and nobody will come for it
-        with anyio.CancelScope(shield=True):
-            await give_up(database, call, refused=True)
+    except asyncio.CancelledError:
+        if placed:  # nobody will come for it; what was never taken is not given back
+            with anyio.CancelScope(shield=True):
+                await give_up(database, call, refused=True)
         raise
 
 

@@ -4,13 +4,15 @@ import asyncio
 
 import pytest
 
-from gateway.core.ids import KeyId, ProjectId
+from gateway.core.ids import KeyId, ProjectId, new_sample_id
 from gateway.core.limits import Limit, LimitScope, QuotaFull, RateLimited
 from gateway.core.ports import OwnLimit
 from gateway.core.principals import ALL_SCOPES, Principal
+from gateway.core.sampling import Target
 from gateway.store import SqlDatabase
 from gateway.wire.limits import Limiter
-from tests.store.bench import Bench
+from gateway.wire.metering import Call, hold
+from tests.store.bench import MODEL, Bench
 
 
 async def own(database: SqlDatabase, project: ProjectId, scope: LimitScope, id: str, limit: Limit, value: int) -> None:
@@ -61,6 +63,31 @@ async def test_what_calls_may_take_is_taken_before_and_given_back_after(database
     assert sum(await asyncio.gather(*(call() for _ in range(10)))) == 3
     await database.apply(lambda unit: unit.limits.charge(project, key, 2 - 30))
     assert (await call(), await call()) == (True, False)
+
+
+async def test_a_caller_that_leaves_before_its_tokens_were_taken_is_given_none(
+    database: SqlDatabase, bench: Bench
+) -> None:
+    await own(database, bench.project_id, LimitScope.PROJECT, bench.project_id, Limit.TOKENS, 100)
+    await database.apply(lambda unit: unit.limits.reserve(bench.project_id, bench.key_id, 100))
+    call = Call(
+        sample_id=new_sample_id(),
+        principal=Principal(project_id=bench.project_id, key_id=bench.key_id, scopes=ALL_SCOPES),
+        session=None,
+        target=Target(base=MODEL, version=None),
+        tag=None,
+        prompt=30,
+        sampled=30,
+        engine_prompt=30,
+        engine_sampled=30,
+    )
+    leaving = asyncio.create_task(hold(database, call))
+    await asyncio.sleep(0)  # it asks, and nothing has begun for it yet
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    with pytest.raises(RateLimited):
+        await database.apply(lambda unit: unit.limits.reserve(bench.project_id, bench.key_id, 50))
 
 
 async def test_a_call_above_a_whole_minutes_tokens_takes_a_full_bucket_and_owes_the_rest(

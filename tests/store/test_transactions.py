@@ -449,3 +449,18 @@ async def test_what_a_killed_process_acknowledged_is_there(url: str, tmp_path: P
         there = set(await projects(database))
     assert len(acknowledged) >= 60
     assert {line.decode().strip() for line in acknowledged} <= there
+
+
+async def test_callers_that_leave_at_any_moment_stop_nobody_else(database: SqlDatabase) -> None:
+    async def work(unit: UnitOfWork) -> str:
+        return await unit.keys.ensure_project("one")
+
+    for moments in range(12):
+        leaving = [asyncio.create_task(database.apply(work)) for _ in range(3)]
+        for _ in range(moments):
+            await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        ended = await asyncio.gather(*leaving, return_exceptions=True)
+        assert not [one for one in ended if isinstance(one, Exception)]
+        assert await database.apply(work)
