@@ -20,7 +20,6 @@ from gateway.core.principals import Principal
 from gateway.core.results import Failure, SaveResult
 from gateway.core.scores import refusal_of
 from gateway.core.sessions import OrderRule, Session
-from gateway.core.submission import submit
 from gateway.core.versions import Labels, Version, VersionKind
 from gateway.wire.deps import (
     MAX_IDEMPOTENCY_KEY,
@@ -38,6 +37,7 @@ from gateway.wire.tinker.checkpoints import path_of
 from gateway.wire.tinker.futures import HOLD_S
 from gateway.wire.tinker.listing_schemas import CopyAsked, CopyTold
 from gateway.wire.tinker.routes import TinkerRoute
+from gateway.wire.tinker.training import submitted
 from gateway.wire.tinker.translate import check_ttl
 
 COPY_TTL_S = 3600  # of the session that a copy takes, where nobody waits for its end
@@ -63,11 +63,11 @@ async def copy_weights(
     async with database.write() as unit:
         session, source = await _opened(unit, principal, catalog, clock, body, x_idempotency_key)
         optimizer = source.kind is VersionKind.STATE
-        load = await _submitted(unit, principal, session, LoadState(version_id=source.id, optimizer=optimizer), seq=1)
+        load = await submitted(unit, principal, session, LoadState(version_id=source.id, optimizer=optimizer), seq=1)
         await note_change(unit, request)
     await _finished(futures, load)
     async with database.write() as unit:
-        save = await _submitted(unit, principal, session, _save(session, source, labels), seq=2)
+        save = await submitted(unit, principal, session, _save(session, source, labels), seq=2)
     result = (await _finished(futures, save)).outcome
     if not isinstance(result, SaveResult):
         raise TypeError(f"a save ended with {result!r}")
@@ -131,17 +131,6 @@ def _save(session: Session, source: Version, labels: Labels) -> Payload:
     if source.kind is VersionKind.STATE:
         return SaveState(group=session.group, labels=kept)
     return SaveWeights(group=session.group, publish=Publish.LAZY, labels=kept)
-
-
-async def _submitted(unit: UnitOfWork, principal: Principal, session: Session, payload: Payload, seq: int) -> Operation:
-    return await submit(
-        unit,
-        project_id=principal.project_id,
-        key_id=principal.key_id,
-        session_id=session.id,
-        payload=payload,
-        seq=seq,
-    )
 
 
 async def _finished(futures: OperationFutures, operation: Operation) -> Operation:

@@ -10,6 +10,7 @@ from gateway.core.clients import Seat
 from gateway.core.clock import Clock
 from gateway.core.errors import Conflict, Invalid
 from gateway.core.opening import drawn_seed, new_session
+from gateway.core.operations import Operation
 from gateway.core.payloads import OptimStep, Payload
 from gateway.core.ports import UnitOfWork
 from gateway.core.principals import Principal
@@ -173,7 +174,13 @@ async def optim_step(body: OptimStepAsked, principal: TrainCaller, catalog: Cata
 
 async def queue(unit: UnitOfWork, principal: Principal, session: Session, payload: Payload, seq: int) -> Future:
     """Submit a checked payload and say where its result will be."""
-    operation = await submit(
+    operation = await submitted(unit, principal, session, payload, seq)
+    return Future(request_id=operation.id, model_id=session.address)
+
+
+async def submitted(unit: UnitOfWork, principal: Principal, session: Session, payload: Payload, seq: int) -> Operation:
+    """Submit a checked payload as the session's number ``seq``."""
+    return await submit(
         unit,
         project_id=principal.project_id,
         key_id=principal.key_id,
@@ -181,4 +188,3 @@ async def queue(unit: UnitOfWork, principal: Principal, session: Session, payloa
         payload=payload,
         seq=seq,
     )
-    return Future(request_id=operation.id, model_id=session.address)
