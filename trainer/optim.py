@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from gateway.core.payloads import OptimStep
+from trainer import many
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,8 +37,7 @@ def global_norm(gradients: Sequence[Tensor]) -> float:
     """Return the L2 norm over all tensors together, summed in float64; inf or nan when a gradient is."""
     if not gradients:
         return 0.0
-    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
-    return float(norms.square().sum().sqrt())
+    return float(torch.stack(many.norms(gradients, torch.float64)).square().sum().sqrt())
 
 
 @torch.no_grad()
@@ -67,8 +67,7 @@ def step(
     if not math.isfinite(norm):
         return norm
     if 0 < hyper.grad_clip_norm < norm:
-        for gradient in gradients:
-            gradient.mul_(hyper.grad_clip_norm / norm)
+        many.scale_(gradients, hyper.grad_clip_norm / norm)
     if hyper.lora_plus_lr_ratio == 1.0:
         _adamw(range(len(parameters)), parameters, gradients, moments, hyper, hyper.learning_rate)
     else:

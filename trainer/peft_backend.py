@@ -20,7 +20,7 @@ from gateway.core.ids import SessionId
 from gateway.core.payloads import Forward, ForwardBackward, OptimStep
 from gateway.core.results import ForwardResult, OptimStepResult
 from gateway.core.sessions import ComputeRules, LoraConfig
-from trainer import canary_tokens, environment, merge, optim, snapshots, stage
+from trainer import canary_tokens, environment, many, merge, optim, snapshots, stage
 from trainer.adapters import AdapterBank, initial_tensors
 from trainer.backend import CorruptState, Loaded
 from trainer.batching import to_data
@@ -156,10 +156,10 @@ class PeftBackend:
                 torch.zeros_like(master, requires_grad=False) if master.grad is None else master.grad
                 for master in masters
             ]
-            window = gradients if tenant.window is None else torch._foreach_add(tenant.window, gradients)  # pyright: ignore
-            if not math.isfinite(optim.global_norm(list(window))):
+            window = gradients if tenant.window is None else many.add(tenant.window, gradients)
+            if not math.isfinite(optim.global_norm(window)):
                 raise Invalid("the gradient of this batch is not finite", code="non_finite_gradient", field="data")
-            tenant.window = list(window)
+            tenant.window = window
         finally:
             for master in masters:
                 master.grad = None

@@ -1,4 +1,7 @@
-"""The reference of the numerics tests: transformers with full logits, LoRA multiplied into its weights, float32."""
+"""The reference of the numerics tests: transformers with full logits, LoRA multiplied into its weights, float64.
+
+So what is compared with it carries the only rounding errors.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,14 +21,14 @@ class Plain:
     """A frozen base model on the CPU."""
 
     def __init__(self, path: Path) -> None:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
         self._model: Any = loaded.eval().requires_grad_(False)
 
     def logits(self, masters: Mapping[str, Tensor], scale: float, tokens: Tensor) -> Tensor:
         """Return ``[N, V]`` logits under an adapter, differentiable in ``masters``."""
         changed = {
             f"{path}.weight": self._model.get_submodule(path).weight
-            + scale * masters[f"{path}.lora_B"] @ masters[f"{path}.lora_A"]
+            + scale * masters[f"{path}.lora_B"].double() @ masters[f"{path}.lora_A"].double()
             for path in {name.rpartition(".")[0] for name in masters}
         }
         return functional_call(self._model, changed, (tokens[None],), {"use_cache": False}, tie_weights=False).logits[0]
@@ -42,7 +45,7 @@ class Plain:
             logits = self.logits(masters, scale, to_tensor(datum.model_input)) / temperature[:, None]
             targets = to_tensor(given["target_tokens"])
             found.append(logits.log_softmax(-1).gather(1, targets.reshape(datum.length, -1)).view(targets.shape))
-        flat = torch.cat([logprobs.flatten() for logprobs in found]).double()
+        flat = torch.cat([logprobs.flatten() for logprobs in found])
         inputs = _joined(payload)
         lengths: Sequence[int] = [len(datum.model_input.values()) for datum in payload.data]
         return found, reference(payload.loss_fn, flat, inputs, payload.loss_fn_config, lengths)

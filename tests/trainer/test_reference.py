@@ -138,7 +138,7 @@ def check(backend: PeftBackend, plain: Plain, payload: ForwardBackward) -> None:
     size = 0.0
     for output, logprobs, datum in zip(result.outputs, expected, payload.data, strict=True):
         assert output["logprobs"].shape == datum.loss_fn_inputs["target_tokens"].shape
-        torch.testing.assert_close(to_tensor(output["logprobs"]), logprobs.detach(), rtol=1e-5, atol=3e-5)
+        torch.testing.assert_close(to_tensor(output["logprobs"]).double(), logprobs.detach(), rtol=1e-5, atol=3e-5)
         size += float(logprobs.detach().abs().sum())
     assert abs(result.metrics["loss:sum"] - float(total.detach())) <= 1e-5 * max(size, abs(float(total.detach())))
     assert float((ours - theirs).norm()) <= 1e-5 * max(float(theirs.norm()), 0.1)

@@ -53,10 +53,11 @@ def backward(
     blocks: Sequence[DeviceBlock],
     heads: Heads,
     kept: Sequence[Tensor | None],
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``qk_TE`` and ``v_TE``."""
-    dqk_TE, dv_TE = torch.empty_like(qk_TE), torch.empty_like(v_TE)
+) -> Tensor:
+    """Return the gradients of ``qk_TE`` and ``v_TE`` side by side."""
+    grad_TE = qk_TE.new_empty((qk_TE.shape[0], qk_TE.shape[1] + v_TE.shape[1]))
     split = heads.query * heads.size
+    dq_TE, dk_TE, dv_TE = grad_TE.tensor_split((split, heads.qk_width), dim=1)
     shared: list[tuple[Tensor, Tensor, Tensor]] = []
     for block, notes in zip(blocks, kept, strict=True):
         dout = gather(dout_TE, block)
@@ -68,15 +69,15 @@ def backward(
             g = flash.backward(dout, out, notes, rows, values, qk_TE, v_TE, block, heads)
         else:
             g = _backward(dout, qk_TE, v_TE, block, heads, notes)
-        scatter(dqk_TE[:, :split], g.q, block)
-        scatter(dqk_TE[:, split:], g.k, block)
+        scatter(dq_TE, g.q, block)
+        scatter(dk_TE, g.k, block)
         scatter(dv_TE, g.v, block)
         if g.pk is not None and g.pv is not None:
             shared.append((block.prefix, g.pk, g.pv))
     for rows, dk_rows, dv_rows in shared:  # after every row has its own part
-        dqk_TE[:, split:].index_add_(0, rows, dk_rows)
+        dk_TE.index_add_(0, rows, dk_rows)
         dv_TE.index_add_(0, rows, dv_rows)
-    return dqk_TE, dv_TE
+    return grad_TE
 
 
 def _forward(qk_TE: Tensor, v_TE: Tensor, block: DeviceBlock, heads: Heads) -> tuple[Tensor, Tensor | None]:

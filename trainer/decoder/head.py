@@ -122,14 +122,13 @@ class Head:
             dh_TH.index_add_(0, at, step)
         if s.inner_TR is None or s.inner_direction_TR is None or lora.A_RI is None:
             return dh_TH
-        B_VR = lora.pairs[0].B
+        B_VR = lora.blocks[0].B_OR
         dz_TR = s.inner_direction_TR * grad_T[:, None]
         if len(extra):
             dz_TR.index_add_(0, at, (B_VR[plus] - B_VR[minus]) * grad_Q[extra, None])
-        sink.put(lora.pairs[0].names[0], torch.mm(dz_TR.t(), h_TH.float()), 1.0)
         dB_VR = self._gradient_of_b(h_TH.to(self._dtype), grad_T, s, lora, temperature)
         dB_VR.index_add_(0, q.tokens_Q, s.inner_TR[q.rows_Q] * grad_Q[:, None])
-        sink.put(lora.pairs[0].names[1], dB_VR, sink.scale)
+        sink.put(lora.blocks[0].pairs[0].names, torch.mm(dz_TR.t(), h_TH.float()), dB_VR)
         return dh_TH.addmm_(dz_TR, lora.A_RI)
 
     def _score_rows(
@@ -168,17 +167,17 @@ class Head:
             cells[hit, reference[hit] - begin] = 0.0
             rest.mul_(shrink).add_(cells.sum(dim=1))
             if sums.rows is not None:
-                sums.add(cells, shrink, W, lora.pairs[0].B[begin:stop] if lora.pairs else None)
+                sums.add(cells, shrink, W, lora.blocks[0].B_OR[begin:stop] if lora.blocks else None)
         own = torch.exp(targets_Q[q.first] - top)
         total = rest + own
         lse_C.copy_(torch.log(total).add_(top))
         if sums.rows is not None:
-            sums.finish(rest, total, self._weight[reference], lora.pairs[0].B[reference] if lora.pairs else None)
+            sums.finish(rest, total, self._weight[reference], lora.blocks[0].B_OR[reference] if lora.blocks else None)
 
     def _gradient_of_b(self, h_TH: Tensor, grad_T: Tensor, s: Scored, lora: Group, temperature: float) -> Tensor:
         """Return ``-sum_t grad_t p_t z_t^T`` [V, R] from logits computed again for rows with a gradient."""
         assert s.inner_TR is not None
-        dB_VR = torch.zeros_like(lora.pairs[0].B)
+        dB_VR = torch.zeros_like(lora.blocks[0].B_OR)
         rows = grad_T.nonzero().squeeze(1)
         for start in range(0, len(rows), self._tiling.rows):
             at = rows[start : start + self._tiling.rows]
@@ -202,7 +201,7 @@ class Head:
         if product.dtype != torch.float32:
             logits = wide[: product.numel()].view(product.shape).copy_(product)
         if z_CR is not None:
-            logits.addmm_(z_CR, lora.pairs[0].B[begin : begin + W.shape[0]].t())
+            logits.addmm_(z_CR, lora.blocks[0].B_OR[begin : begin + W.shape[0]].t())
         return W, logits if temperature == 1.0 else logits.div_(temperature)
 
     def _refine_(
@@ -220,7 +219,7 @@ class Head:
             row, entry = cells[start : start + _REFINED].unbind(1)
             exact = torch.mul(h_CH[row].float(), self._weight[begin + entry]).sum(dim=1)
             if z_CR is not None:
-                exact += torch.mul(z_CR[row], lora.pairs[0].B[begin + entry]).sum(dim=1)
+                exact += torch.mul(z_CR[row], lora.blocks[0].B_OR[begin + entry]).sum(dim=1)
             logits[row, entry] = exact / temperature
 
     def _space(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ class Saved:
     z_qkv: Tensor | None
     raw_qk: Tensor | None
     rstd_qk: tuple[Tensor, Tensor] | None
-    qk: Tensor
+    qk: Tensor  # rotated; with v a view of one tensor, unless normalised
     v: Tensor
     notes: list[Tensor | None]
     attended: Tensor
@@ -44,22 +44,17 @@ class Saved:
     x2: Tensor
     rstd2: Tensor
     z_gate_up: Tensor | None
-    gate: Tensor
-    up: Tensor
+    gate_up: Tensor
     z_down: Tensor | None
 
 
 def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bool) -> tuple[Tensor, Saved | None]:
     """Return the layer's output and, with ``save``, what ``backward`` needs beside ``x_TD``."""
     heads = rows.heads
-    split = heads.query * heads.size
     count = x_TD.shape[0]
     h, rstd1 = ops.rms_norm(x_TD, layer.input_norm, rows.eps, rows.dtype)
-    qk = h.new_empty((count, split + heads.kv * heads.size))
-    v = h.new_empty((count, heads.kv * heads.size))
     z_qkv = lora.qkv.inner(h)
-    for index, (projection, out) in enumerate(((layer.q, qk[:, :split]), (layer.k, qk[:, split:]), (layer.v, v))):
-        _project_into(out, h, projection, lora.qkv, index, z_qkv)
+    qk, v = _project(h, layer.qkv, lora.qkv, z_qkv).tensor_split((heads.qk_width,), dim=1)
     del h
     raw_qk, rstd_qk = None, None
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -71,10 +66,9 @@ def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bo
     x2 = _joined(x_TD, _project(attended, layer.o, lora.o, z_o))
     h, rstd2 = ops.rms_norm(x2, layer.post_norm, rows.eps, rows.dtype)
     z_gate_up = lora.gate_up.inner(h)
-    gate = _project(h, layer.gate, lora.gate_up, z_gate_up)
-    up = _project(h, layer.up, lora.gate_up, z_gate_up, index=1)
+    gate_up = _project(h, layer.gate_up, lora.gate_up, z_gate_up)
     del h
-    act = ops.swiglu(gate, up)
+    act = ops.swiglu(gate_up)
     z_down = lora.down.inner(act)
     x3 = _joined(x2, _project(act, layer.down, lora.down, z_down))
     if not save:
@@ -92,8 +86,7 @@ def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bo
         x2=x2,
         rstd2=rstd2,
         z_gate_up=z_gate_up,
-        gate=gate,
-        up=up,
+        gate_up=gate_up,
         z_down=z_down,
     )
     return x3, saved
@@ -116,52 +109,43 @@ def backward_(
     """
     heads = rows.heads
     dy = dx_TD.to(rows.dtype)
-    dz = lora.down.inner_gradient((dy,))
+    dz = lora.down.inner_gradient(dy)
     d_act = _into_inner(torch.mm(dy, layer.down.weight), dz, lora.down.A_RI)
-    d_gate, d_up, act = ops.swiglu_backward(d_act, saved.gate, saved.up)
-    lora.down.collect(act, saved.z_down, dz, (dy,), sink)
-    del act
-    dz = lora.gate_up.inner_gradient((d_gate, d_up))
+    d_gate_up, act = ops.swiglu_backward(d_act, saved.gate_up)
+    lora.down.collect(act, saved.z_down, dz, dy, sink)
+    del act, d_act
+    dz = lora.gate_up.inner_gradient(d_gate_up)
     h = ops.apply_rms_norm(saved.x2, saved.rstd2, layer.post_norm, rows.dtype)
-    lora.gate_up.collect(h, saved.z_gate_up, dz, (d_gate, d_up), sink)
+    lora.gate_up.collect(h, saved.z_gate_up, dz, d_gate_up, sink)
     del h
-    dh = torch.mm(d_gate, layer.gate.weight).addmm_(d_up, layer.up.weight)
-    dh = _into_inner(dh, dz, lora.gate_up.A_RI)
-    del d_gate, d_up, d_act
+    dh = _into_inner(torch.mm(d_gate_up, layer.gate_up.weight), dz, lora.gate_up.A_RI)
+    del d_gate_up
     ops.rms_norm_backward_(dx_TD, dh, saved.x2, saved.rstd2, layer.post_norm)
 
     dy = dx_TD.to(rows.dtype)
-    dz = lora.o.inner_gradient((dy,))
-    lora.o.collect(saved.attended, saved.z_o, dz, (dy,), sink)
+    dz = lora.o.inner_gradient(dy)
+    lora.o.collect(saved.attended, saved.z_o, dz, dy, sink)
     d_attended = _into_inner(torch.mm(dy, layer.o.weight), dz, lora.o.A_RI)
-    dqk, dv = attention.backward(d_attended, saved.attended, saved.qk, saved.v, rows.blocks, heads, saved.notes)
+    dqkv = attention.backward(d_attended, saved.attended, saved.qk, saved.v, rows.blocks, heads, saved.notes)
+    dqk = dqkv[:, : heads.qk_width]
     ops.rotate_(dqk.view(dqk.shape[0], heads.query + heads.kv, heads.size), rows.cos, -rows.sin)
     if saved.raw_qk is not None and saved.rstd_qk is not None:
-        dqk = _normalise_heads_backward(dqk, saved.raw_qk, saved.rstd_qk, layer, rows)
-    split = heads.query * heads.size
-    gradients = (dqk[:, :split], dqk[:, split:], dv)
-    dz = lora.qkv.inner_gradient(gradients)
+        dqk.copy_(_normalise_heads_backward(dqk, saved.raw_qk, saved.rstd_qk, layer, rows))
+    dz = lora.qkv.inner_gradient(dqkv)
     if dz is not None:
         h = ops.apply_rms_norm(x_TD, saved.rstd1, layer.input_norm, rows.dtype)
-        lora.qkv.collect(h, saved.z_qkv, dz, gradients, sink)
+        lora.qkv.collect(h, saved.z_qkv, dz, dqkv, sink)
         del h
     if first:
         return
-    dh = torch.mm(gradients[0], layer.q.weight).addmm_(gradients[1], layer.k.weight).addmm_(dv, layer.v.weight)
-    ops.rms_norm_backward_(dx_TD, _into_inner(dh, dz, lora.qkv.A_RI), x_TD, saved.rstd1, layer.input_norm)
+    dh = _into_inner(torch.mm(dqkv, layer.qkv.weight), dz, lora.qkv.A_RI)
+    ops.rms_norm_backward_(dx_TD, dh, x_TD, saved.rstd1, layer.input_norm)
 
 
-def _project(x_TI: Tensor, projection: Projection, lora: Group, z_TR: Tensor | None, *, index: int = 0) -> Tensor:
+def _project(x_TI: Tensor, projection: Projection, lora: Group, z_TR: Tensor | None) -> Tensor:
+    """Return ``x W^T + bias + LoRA``. The large product comes last, onto the small terms: its sum is rounded once."""
     out_TO = x_TI.new_empty((x_TI.shape[0], projection.weight.shape[0]))
-    _project_into(out_TO, x_TI, projection, lora, index, z_TR)
-    return out_TO
-
-
-def _project_into(
-    out_TO: Tensor, x_TI: Tensor, projection: Projection, lora: Group, index: int, z_TR: Tensor | None
-) -> None:
-    """Write ``x W^T + bias + LoRA``. The large product comes last, onto the small terms: its sum is rounded once."""
-    started = lora.term(index, z_TR, out_TO)
+    started = lora.term(z_TR, out_TO)
     if projection.bias is not None:
         if started:
             out_TO.add_(projection.bias)
@@ -169,9 +153,8 @@ def _project_into(
             out_TO.copy_(projection.bias.expand_as(out_TO))
             started = True
     if started:
-        out_TO.addmm_(x_TI, projection.weight.t())
-    else:
-        torch.mm(x_TI, projection.weight.t(), out=out_TO)
+        return out_TO.addmm_(x_TI, projection.weight.t())
+    return torch.mm(x_TI, projection.weight.t(), out=out_TO)
 
 
 def _joined(x_TD: Tensor, y_TD: Tensor) -> Tensor:

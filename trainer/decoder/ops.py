@@ -40,16 +40,18 @@ def rotate_(x_TND: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
     x_TND[..., :half] = turned
 
 
-def swiglu(gate_TF: Tensor, up_TF: Tensor) -> Tensor:
-    """Return ``silu(gate) * up``."""
-    return F.silu(gate_TF).mul_(up_TF)
+def swiglu(gate_up_TF: Tensor) -> Tensor:
+    """Return ``silu(gate) * up`` of rows that hold one after the other."""
+    gate, up = gate_up_TF.chunk(2, dim=1)
+    return F.silu(gate).mul_(up)
 
 
-def swiglu_backward(dy_TF: Tensor, gate_TF: Tensor, up_TF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of gate and up, and the forward's value. Overwrites ``dy_TF``."""
-    silu = F.silu(gate_TF)
-    value = silu * up_TF
-    d_up = silu.mul_(dy_TF)
-    dy_TF.mul_(up_TF)
-    d_gate = torch.ops.aten.silu_backward.grad_input(dy_TF, gate_TF, grad_input=dy_TF)
-    return d_gate, d_up, value
+def swiglu_backward(dy_TF: Tensor, gate_up_TF: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gate and up, laid out like them, and the forward's value. Overwrites ``dy_TF``."""
+    gate, up = gate_up_TF.chunk(2, dim=1)
+    grad_TF = torch.empty_like(gate_up_TF)
+    d_gate, d_up = grad_TF.chunk(2, dim=1)
+    silu = F.silu(gate)
+    torch.mul(silu, dy_TF, out=d_up)
+    torch.ops.aten.silu_backward.grad_input(dy_TF.mul_(up), gate, grad_input=d_gate)
+    return grad_TF, silu.mul_(up)

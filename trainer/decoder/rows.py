@@ -29,6 +29,11 @@ class Heads:
     def per_kv(self) -> int:
         return self.query // self.kv
 
+    @property
+    def qk_width(self) -> int:
+        """Features of a row's queries and keys."""
+        return (self.query + self.kv) * self.size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBlock:

@@ -154,7 +154,7 @@ class Run:
                 _, saved = layers.forward(x, layer, lora, self._rows, save=True)
             assert saved is not None
             layers.backward_(dx, x, saved, layer, lora, self._rows, sink, first=index == 0)
-        return [sink.by_name[name] for name in self._names]
+        return sink.take(self._names)
 
     def _make_rows(self) -> Rows:
         m, w = self._m, self._m.weights
@@ -175,7 +175,7 @@ class Run:
         layer = w.layers[0]
         wide = settings.residual_dtype.itemsize * layer.input_norm.shape[0]
         narrow = self._m.dtype.itemsize
-        features = (2 * w.heads + 2 * w.kv_heads) * w.head_dim + 2 * layer.gate.weight.shape[0]
+        features = (2 * w.heads + 2 * w.kv_heads) * w.head_dim + layer.gate_up.weight.shape[0]
         if layer.q_norm is not None:
             features += (w.heads + w.kv_heads) * w.head_dim
         extra = rows * (wide + narrow * features)

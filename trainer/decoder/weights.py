@@ -1,8 +1,14 @@
-"""The frozen base as the decoder reads it: views of a transformers module's parameters, never copies."""
+"""The frozen base as the decoder reads it: the very memory of a transformers module's parameters, never copies.
 
+Linear layers that read the same rows are multiplied as one. Their weights are moved next to each other once, and the
+module's parameters become views of that memory.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3"})
@@ -11,9 +17,13 @@ _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """``path`` is the module's path in the base model; ``weight`` is [out, in]."""
+    """One linear layer or several that read the same rows, one below the other: ``weight`` is [sum of widths, in].
 
-    path: str
+    ``paths`` are the modules' paths in the base model, ``widths`` their outputs.
+    """
+
+    paths: tuple[str, ...]
+    widths: tuple[int, ...]
     weight: Tensor
     bias: Tensor | None
 
@@ -23,15 +33,12 @@ class Layer:
     """One decoder layer. ``q_norm`` and ``k_norm`` ([head_dim]) exist in Qwen3 alone."""
 
     input_norm: Tensor
-    q: Projection
-    k: Projection
-    v: Projection
+    qkv: Projection
     o: Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
     post_norm: Tensor
-    gate: Projection
-    up: Projection
+    gate_up: Projection
     down: Projection
 
 
@@ -71,7 +78,7 @@ def supports(config: Any) -> bool:
 
 
 def read(model: Any) -> Weights:
-    """Return views of a causal language model, whether or not PEFT has wrapped its linear layers.
+    """Return a causal language model's weights, whether or not PEFT has wrapped its linear layers.
 
     Raises:
         ValueError: the architecture is not supported.
@@ -81,7 +88,7 @@ def read(model: Any) -> Weights:
         raise ValueError(f"the decoder does not support {config.model_type} with this config")
     inner = model.model
     attention = inner.layers[0].self_attn
-    head = _projection(model.lm_head, "lm_head")
+    head = _projection({"lm_head": model.lm_head})
     if head.bias is not None:
         raise ValueError("the decoder does not support a biased lm_head")
     return Weights(
@@ -100,25 +107,55 @@ def read(model: Any) -> Weights:
 
 
 def _layer(layer: Any, path: str) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
+
+    def projection(block: str, *names: str) -> Projection:
+        module = getattr(layer, block)
+        return _projection({f"{path}.{block}.{name}": getattr(module, name) for name in names})
+
     return Layer(
         input_norm=layer.input_layernorm.weight,
-        q=_projection(attention.q_proj, f"{path}.self_attn.q_proj"),
-        k=_projection(attention.k_proj, f"{path}.self_attn.k_proj"),
-        v=_projection(attention.v_proj, f"{path}.self_attn.v_proj"),
-        o=_projection(attention.o_proj, f"{path}.self_attn.o_proj"),
+        qkv=projection("self_attn", "q_proj", "k_proj", "v_proj"),
+        o=projection("self_attn", "o_proj"),
         q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
         k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
         post_norm=layer.post_attention_layernorm.weight,
-        gate=_projection(mlp.gate_proj, f"{path}.mlp.gate_proj"),
-        up=_projection(mlp.up_proj, f"{path}.mlp.up_proj"),
-        down=_projection(mlp.down_proj, f"{path}.mlp.down_proj"),
+        gate_up=projection("mlp", "gate_proj", "up_proj"),
+        down=projection("mlp", "down_proj"),
     )
 
 
-def _projection(module: nn.Module, path: str) -> Projection:
-    linear = _base(module)
-    return Projection(path=path, weight=linear.weight, bias=linear.bias)
+def _projection(modules: Mapping[str, nn.Module]) -> Projection:
+    linears = [_base(module) for module in modules.values()]
+    widths = [int(linear.weight.shape[0]) for linear in linears]
+    biases = [linear.bias for linear in linears]
+    bias = biases[0]
+    if len(linears) > 1 and any(each is not None for each in biases):
+        pairs = zip(linears, widths, strict=True)
+        bias = torch.cat([linear.weight.new_zeros(n) if linear.bias is None else linear.bias for linear, n in pairs])
+    weight = _stacked([linear.weight for linear in linears])
+    return Projection(paths=tuple(modules), widths=tuple(widths), weight=weight, bias=bias)
+
+
+def _stacked(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return parameters [out, in] as one tensor; they are views of it afterwards, if they were not before."""
+    first = parameters[0]
+    if len(parameters) == 1:
+        return first
+    place = first.storage_offset()
+    adjacent = first.is_contiguous()
+    for each in parameters:
+        same = each.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        adjacent = adjacent and same and each.is_contiguous() and each.storage_offset() == place
+        place += each.numel()
+    if adjacent:
+        return first.detach().as_strided((sum(len(each) for each in parameters), first.shape[1]), first.stride())
+    weight = torch.cat([each.detach() for each in parameters])
+    row = 0
+    for each in parameters:
+        each.data = weight[row : row + len(each)]
+        row += len(each)
+    return weight
 
 
 def _base(module: nn.Module) -> Any:

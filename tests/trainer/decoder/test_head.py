@@ -21,5 +21,5 @@ def test_logits_of_twenty_keep_a_bfloat16_log_probability_exact_to_a_hundredth()
         rows_Q=torch.arange(ROWS), tokens_Q=tokens, first_T=torch.arange(ROWS), bounds=tuple(range(ROWS + 1))
     )
     head = Head(weight, torch.bfloat16, Tiling(rows=16, entries=200))
-    scored = head.score(hidden, queries, Group(A_RI=None, pairs=()), 1.0, None)
+    scored = head.score(hidden, queries, Group(A_RI=None, blocks=()), 1.0, None)
     assert float((scored.logprobs_Q - exact).abs().max()) < 0.01
