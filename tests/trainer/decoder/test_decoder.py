@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -222,7 +223,13 @@ def test_frozen_weights_are_not_copied() -> None:
     decoder = LoraDecoder(model, compute_dtype=torch.float32)
     read = decoder.model.weights
     assert read.head.weight.data_ptr() == model.lm_head.weight.data_ptr() == read.embedding.data_ptr()
-    assert read.layers[1].down.weight.data_ptr() == model.model.layers[1].mlp.down_proj.weight.data_ptr()
+    layer, attention = read.layers[1], model.model.layers[1].self_attn
+    assert layer.down.weight.data_ptr() == model.model.layers[1].mlp.down_proj.weight.data_ptr()
+    starts = [0, *accumulate(layer.qkv.widths)]
+    for start, module in zip(starts, (attention.q_proj, attention.k_proj, attention.v_proj), strict=False):
+        assert layer.qkv.weight[start].data_ptr() == module.weight.data_ptr()
+    again = LoraDecoder(model, compute_dtype=torch.float32).model.weights
+    assert again.layers[1].qkv.weight.data_ptr() == layer.qkv.weight.data_ptr()
 
 
 def test_other_compute_dtypes_than_the_weights_are_refused() -> None:
