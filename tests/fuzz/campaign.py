@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+from fastapi import FastAPI
 
 from gateway.app import create_app
 from gateway.settings import Settings
 from tests.fuzz.mutations import spoiled
 from tests.tenancy.operations import Operation, keyed
-from tests.tenancy.routers import operations
 from tests.tenancy.world import World, build
 from tests.wire.gateways import Gateway
 
@@ -35,13 +35,15 @@ class Outcome:
     broken: list[str] = field(default_factory=list[str])  # five-hundreds
     leaks: list[str] = field(default_factory=list[str])  # answers that tell of our insides
     hung: list[str] = field(default_factory=list[str])
+    operations: set[str] = field(default_factory=set[str])  # what was asked
     slowest_s: float = 0.0
 
 
-def every_operation(directory: Path) -> list[Operation]:
+def app_of_all(directory: Path) -> FastAPI:
+    """Return the gateway's application, to look at; it serves no model."""
     catalog = directory / "catalog.toml"
     catalog.write_text("")
-    return operations(create_app(Settings(data_dir=directory, catalog=catalog)))
+    return create_app(Settings(data_dir=directory, catalog=catalog))
 
 
 def run(gateway: Gateway, every: list[Operation], *, count: int, seed: int) -> Outcome:
@@ -86,12 +88,20 @@ def _one(
     chance = random.Random(f"{seed}/{number}")
     operation = chance.choice(kept if chance.random() < 0.95 else every)
     request = keyed(operation, spoiled(chance, operation.draft(gateway.url, world)), gateway.keys.owner)
-    said = f"{operation.name} seed={seed} number={number} {request.content[:200]!r}"
+    with httpx.Client(timeout=HANG_S, trust_env=False) as client:
+        send(gateway, client, operation, request, f"seed={seed} number={number}", outcome)
+
+
+def send(
+    gateway: Gateway, client: httpx.Client, operation: Operation, request: httpx.Request, which: str, outcome: Outcome
+) -> None:
+    """Send a request about ``operation`` and note what came of it."""
+    said = f"{operation.name} {which} {request.url.raw_path[:200]!r} {request.content[:400]!r}"
     began = time.monotonic()
+    outcome.operations.add(operation.name)
     try:
-        with httpx.Client(timeout=HANG_S, trust_env=False) as client:
-            response = client.send(request)
-            status, text = response.status_code, response.text[:2000]
+        response = client.send(request)
+        status, text = response.status_code, response.text[:2000]
     except httpx.TimeoutException:
         outcome.hung.append(said)
         return
