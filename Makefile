@@ -94,7 +94,7 @@ saves: setup ## Kill the trainer while it writes versions: N=100 SEED=1 DB=...
 acks: setup ## Show with strace that acknowledgements follow the fsync of what they need: N=200 FAILING=1 DB=...
 	@$(CRASH) acks --count $(or $(N),200) --seed $(SEED) --database $(DB) $(if $(FAILING),--failing)
 
-fuzz: setup ## Spoil requests to every route of every dialect, in front of a scripted engine: N=5000 SEED=1
+fuzz: setup ## Send N spoiled requests and N made of schemas to every operation of every dialect: N=5000 SEED=1
 	@$(BIN)/python -m tests.fuzz --count $(or $(N),5000) --seed $(SEED)
 
 leavers: setup ## Let 500 clients leave their streams and 500 their calls; count tasks, files and holds after: N=500

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import json
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -221,7 +222,8 @@ async def answer(
 
 
 async def respond(engine: ScriptedEngine, body: Mapping[str, Any]) -> Response:
-    """Answer ``/v1/responses``, in one piece or as events."""
+    """Answer ``/v1/responses``, in one piece or as events. A request without a name gets one, as in vLLM."""
+    body = {"request_id": f"resp_{secrets.token_hex(8)}", **body}
     fingerprint, name = engine.fingerprint(body["model"]), f"{body['request_id']}_0"
     asked = {**body, "max_tokens": body["max_output_tokens"]}
     try:

@@ -207,18 +207,26 @@ def test_models_lists_base_models_live_sessions_and_published_versions(
         assert stranger.get(f"/models/{live}").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("route", "asked", "length"),
+    [
+        ("/chat/completions", {"messages": MESSAGES}, "max_tokens"),
+        ("/completions", {"prompt": "Hello"}, "max_tokens"),
+        ("/responses", {"input": "Hello"}, "max_output_tokens"),
+    ],
+)
 def test_an_answer_repeated_under_its_key_is_the_same_and_paid_once(
-    openai_client: httpx.Client, client: httpx.Client, trained: str
+    openai_client: httpx.Client, client: httpx.Client, trained: str, route: str, asked: dict[str, Any], length: str
 ) -> None:
-    headers = {"Idempotency-Key": f"chat-{trained}"}
-    body = {"model": trained, "messages": MESSAGES, "max_tokens": 5}
-    first = openai_client.post("/chat/completions", json=body, headers=headers)
+    headers = {"Idempotency-Key": f"{route}-{trained}"}
+    body = {"model": trained, **asked, length: 5}
+    first = openai_client.post(route, json=body, headers=headers)
     usage = usage_of(client, trained)
-    again = openai_client.post("/chat/completions", json=body, headers=headers)
-    assert again.content == first.content
+    again = openai_client.post(route, json=body, headers=headers)
+    assert (first.status_code, again.content) == (200, first.content)
     assert again.headers["X-Loopline-Version"] == first.headers["X-Loopline-Version"] == f"{trained}@1"
     assert usage_of(client, trained) == usage
-    other = openai_client.post("/chat/completions", json={**body, "max_tokens": 6}, headers=headers)
+    other = openai_client.post(route, json={**body, length: 6}, headers=headers)
     assert (other.status_code, other.json()["error"]["code"]) == (400, "idempotency_key_reused")
 
 
