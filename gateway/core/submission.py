@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import assert_never
 
 from gateway.core.addresses import check_name
+from gateway.core.bodies import Body
 from gateway.core.catalog import BaseModel
 from gateway.core.errors import Conflict, Invalid, SequenceReused
 from gateway.core.ids import KeyId, ProjectId, SessionId
@@ -69,12 +70,12 @@ async def submit(
     project_id: ProjectId,
     key_id: KeyId,
     session_id: SessionId,
-    payload: Payload,
+    body: Body,
     seq: int | None = None,
     idempotency_key: str | None = None,
     adopting: bool = False,
 ) -> Operation:
-    """Queue a checked ``payload`` as the session's ``seq``-th operation; without a seq, as its next one.
+    """Queue a checked payload as the session's ``seq``-th operation; without a seq, as its next one.
 
     Submitting the same ``(session, seq, payload)`` again, or the same idempotency key with the same payload,
     returns the operation already there, so a client may retry after a lost response, also after a stop. With
@@ -91,8 +92,9 @@ async def submit(
     """
     if seq is not None and not 1 <= seq <= MAX_SEQ:
         raise Invalid(f"seq must be 1 to {MAX_SEQ}, got {seq}", field="seq")
+    payload, digest = body.payload, body.digest
     session = await unit.sessions.get(project_id, session_id)
-    digest = await unit.blobs.put_payload(project_id, payload)
+    await unit.blobs.add(project_id, body)
     if idempotency_key is not None:
         known = await unit.operations.by_idempotency_key(project_id, idempotency_key)
         if known is not None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from sqlalchemy import and_, select
 
-from gateway.core.codec import decode_payload, encode_payload
+from gateway.core.bodies import Body
+from gateway.core.codec import decode_payload
 from gateway.core.disk import write_failed
 from gateway.core.ids import ProjectId
-from gateway.core.payloads import Payload
+from gateway.core.payloads import Forward, ForwardBackward, Payload
 from gateway.core.records import CorruptRecord
 from gateway.store.files import fsync_directory
 from gateway.store.space import require_space
@@ -37,14 +38,28 @@ class SqlBlobStore:
         self._transaction = transaction
 
     async def put(self, project_id: ProjectId, content: bytes) -> str:
-        large = len(content) > LARGEST_ROW_BYTES
+        large = is_large(content)
         digest = await asyncio.to_thread(_digest, content) if large else _digest(content)
+        await self._add_row(project_id, digest, content)
+        if large:
+            await asyncio.to_thread(_write, self._transaction.blob_dir, project_id, content)
+        return digest
+
+    async def add(self, project_id: ProjectId, body: Body) -> None:
+        """As the port says. Should the collector have taken a large body's file meanwhile, it is written again here."""
+        require_space(self._transaction.blob_dir, len(body.content))
+        await self._add_row(project_id, body.digest, body.content)
+        root = self._transaction.blob_dir
+        if is_large(body.content) and not _blob_path(root, project_id, body.digest).exists():
+            _write(root, project_id, body.content)
+
+    async def _add_row(self, project_id: ProjectId, digest: str, content: bytes) -> None:
         now = self._transaction.clock.now()
         row = {
             "project_id": project_id,
             "digest": digest,
             "size_bytes": len(content),
-            "content": None if large else content,
+            "content": None if is_large(content) else content,
             "created_at": now,
         }
         await self._transaction.write(
@@ -56,12 +71,6 @@ class SqlBlobStore:
                 where=blobs.c.created_at < now - UNNAMED / 2,
             )
         )
-        if large:
-            try:
-                await asyncio.to_thread(write_blob_file, self._transaction.blob_dir, project_id, content)
-            except OSError as error:
-                raise write_failed(error) from error
-        return digest
 
     async def get(self, project_id: ProjectId, digest: str) -> bytes:
         return bytes(await self._view(project_id, digest))
@@ -77,13 +86,31 @@ class SqlBlobStore:
             return bytes(row["content"])
         return await asyncio.to_thread(map_blob_file, self._transaction.blob_dir, project_id, digest)
 
-    async def put_payload(self, project_id: ProjectId, payload: Payload) -> str:
-        content = encode_payload(payload)
-        require_space(self._transaction.blob_dir, len(content))
-        return await self.put(project_id, content)
-
     async def get_payload(self, project_id: ProjectId, digest: str) -> Payload:
         return decode_payload(await self._view(project_id, digest))
+
+
+def is_large(content: bytes) -> bool:
+    """Whether content lies in a file of its own."""
+    return len(content) > LARGEST_ROW_BYTES
+
+
+async def prepare(root: Path, project_id: ProjectId, payload: Payload) -> Body:
+    """As ``Database.prepare`` says."""
+    if not isinstance(payload, Forward | ForwardBackward):
+        return Body.of(payload)
+    body = await asyncio.to_thread(Body.of, payload)
+    if is_large(body.content):
+        require_space(root, len(body.content))
+        await asyncio.to_thread(_write, root, project_id, body.content)
+    return body
+
+
+def _write(root: Path, project_id: ProjectId, content: bytes) -> None:
+    try:
+        write_blob_file(root, project_id, content)
+    except OSError as error:
+        raise write_failed(error) from error
 
 
 def write_blob_file(root: Path, project_id: ProjectId, content: bytes) -> str:

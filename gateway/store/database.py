@@ -12,13 +12,16 @@ from sqlalchemy import Connection, make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from gateway.core.bodies import Body
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.disk import disk_full
 from gateway.core.errors import Unavailable
+from gateway.core.ids import ProjectId
 from gateway.core.limits import Limits
+from gateway.core.payloads import Payload
 from gateway.core.ports import Ledger, Wakeups
 from gateway.store.audit import SqlAuditStore
-from gateway.store.blobs import SqlBlobStore
+from gateway.store.blobs import SqlBlobStore, prepare
 from gateway.store.clients import SqlClientStore
 from gateway.store.collection import SqlCollectionStore
 from gateway.store.failures import is_away, is_full
@@ -93,8 +96,9 @@ class Transactions(Protocol):
 class SqlDatabase:
     """Database on SQL. ``wakeups`` tells when somebody, in any process, committed something worth a look."""
 
-    def __init__(self, transactions: Transactions, ledger: LedgerFactory, limits: Limits) -> None:
+    def __init__(self, transactions: Transactions, ledger: LedgerFactory, limits: Limits, blob_dir: Path) -> None:
         self._transactions = transactions
+        self._blob_dir = blob_dir
         self._limits = limits
         self._ledger = ledger
 
@@ -128,6 +132,10 @@ class SqlDatabase:
         with _translated():
             async with self._transactions.write(durable=durable) as transaction:
                 yield self._unit(transaction)
+
+    async def prepare(self, project_id: ProjectId, payload: Payload) -> Body:
+        """As the port says."""
+        return await prepare(self._blob_dir, project_id, payload)
 
     async def ask(self, work: Callable[[SqlUnit], Awaitable[T]]) -> T:
         """Return what ``work`` reads; it must wait for nothing but its unit, and is then run in one go.
@@ -222,4 +230,4 @@ async def open_database(
     async with AsyncExitStack() as stack:
         with _translated():
             transactions = await stack.enter_async_context(opened)
-        yield SqlDatabase(transactions, ledger or NoLedger, limits or {})
+        yield SqlDatabase(transactions, ledger or NoLedger, limits or {}, blob_dir)

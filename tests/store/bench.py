@@ -149,16 +149,18 @@ class Bench:
         seq: int | None = None,
         idempotency_key: str | None = None,
     ) -> Operation:
-        async with self.database.write() as unit:
-            return await submit(
+        body = await self.database.prepare(session.project_id, payload or OptimStep())
+        return await self.database.apply(
+            lambda unit: submit(
                 unit,
                 project_id=session.project_id,
                 key_id=session.key_id,
                 session_id=session.id,
-                payload=payload or OptimStep(),
+                body=body,
                 seq=seq,
                 idempotency_key=idempotency_key,
             )
+        )
 
     async def claim(self, owner: str = "trainer-a", *, base_model: str = BASE) -> Work | None:
         async with self.database.write() as unit:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.collector import Collector
+from gateway.core.bodies import Body
 from gateway.core.errors import NotFound
 from gateway.core.ids import ProjectId
 from gateway.core.payloads import ForwardBackward, OptimStep
@@ -126,8 +127,10 @@ async def test_a_blob_that_is_stored_again_is_young_again(bench: Bench, tmp_path
 
 async def test_a_blob_named_between_look_and_removal_stays(bench: Bench) -> None:
     session = await bench.open()
+    body = Body.of(forward_backward())
+    digest = body.digest
     async with bench.database.write() as unit:
-        digest = await unit.blobs.put_payload(bench.project_id, forward_backward())
+        await unit.blobs.add(bench.project_id, body)
     bench.clock.advance(AN_HOUR)
     async with bench.database.read() as unit:
         names, _ = await unit.collection.unneeded(after=None, limit=100, at=bench.clock.now())

@@ -15,6 +15,7 @@ from gateway.core.payloads import ForwardBackward
 from gateway.core.ports import StoredSample
 from gateway.core.principals import ALL_SCOPES, Key, Scope
 from gateway.core.records import CorruptRecord
+from gateway.core.submission import submit
 from gateway.core.usage import Meter, UsageFact
 from gateway.store import SqlDatabase
 from gateway.store.blobs import LARGEST_ROW_BYTES
@@ -101,12 +102,13 @@ async def test_one_large_blob_raced_by_many_is_stored_once(bench: Bench, tmp_pat
 async def test_a_large_payload_is_a_view_of_its_file_and_outlives_it(bench: Bench, tmp_path: Path) -> None:
     """Its tensors are mapped, so that a body of any size is in memory a few pages at a time."""
     payload = forward_backward(tokens=40_000)
-    async with bench.database.write() as unit:
-        digest = await unit.blobs.put_payload(bench.project_id, payload)
+    body = await bench.database.prepare(bench.project_id, payload)
     (path,) = blob_files(tmp_path)
+    async with bench.database.write() as unit:
+        await unit.blobs.add(bench.project_id, body)
 
     async with bench.database.read() as unit:
-        found = await unit.blobs.get_payload(bench.project_id, digest)
+        found = await unit.blobs.get_payload(bench.project_id, body.digest)
 
     assert isinstance(found, ForwardBackward)
     for datum in found.data:
@@ -121,9 +123,21 @@ async def test_a_large_payload_is_a_view_of_its_file_and_outlives_it(bench: Benc
 
 async def test_a_payload_comes_back_equal(bench: Bench) -> None:
     payload = forward_backward(tokens=100)
+    body = await bench.database.prepare(bench.project_id, payload)
     async with bench.database.write() as unit:
-        digest = await unit.blobs.put_payload(bench.project_id, payload)
-        assert await unit.blobs.get_payload(bench.project_id, digest) == payload
+        await unit.blobs.add(bench.project_id, body)
+        assert await unit.blobs.get_payload(bench.project_id, body.digest) == payload
+
+
+async def test_a_large_body_whose_file_was_collected_meanwhile_is_written_again(bench: Bench, tmp_path: Path) -> None:
+    session, payload = await bench.open(), forward_backward(tokens=40_000)
+    body = await bench.database.prepare(bench.project_id, payload)
+    (path,) = blob_files(tmp_path)
+    path.unlink()
+    await bench.database.apply(
+        lambda unit: submit(unit, project_id=bench.project_id, key_id=bench.key_id, session_id=session.id, body=body)
+    )
+    assert (await bench.claimed()).payload == payload
 
 
 def new_key(bench: Bench, **changes: object) -> Key:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gateway.core.bodies import Body
 from gateway.core.catalog import BaseModel
 from gateway.core.ids import KeyId, ProjectId, new_key_id, new_session_id
 from gateway.core.operations import Operation
@@ -91,7 +92,7 @@ class World:
                         project_id=self.project_id,
                         key_id=self.key_id,
                         session_id=session.id,
-                        payload=payload,
+                        body=Body.of(payload),
                     )
                 )
         return operations

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
+from gateway.core.bodies import Body
 from gateway.core.ids import ProjectId
 from gateway.core.manifest import Manifest
 from gateway.core.payloads import Payload
@@ -19,7 +20,9 @@ class BlobStore(Protocol):
         """Raises NotFound when there is no such blob in the project."""
         ...
 
-    async def put_payload(self, project_id: ProjectId, payload: Payload) -> str: ...
+    async def add(self, project_id: ProjectId, body: Body) -> None:
+        """Store a body; ``Database.prepare`` has written the file of a large one."""
+        ...
 
     async def get_payload(self, project_id: ProjectId, digest: str) -> Payload: ...
 

@@ -4,6 +4,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar
 
+from gateway.core.bodies import Body
+from gateway.core.ids import ProjectId
+from gateway.core.payloads import Payload
 from gateway.core.ports.audit import AuditStore
 from gateway.core.ports.clients import ClientStore
 from gateway.core.ports.collection import CollectionStore
@@ -78,6 +81,14 @@ class Database(Protocol):
 
         What was committed survives a loss of power, except when it need not be ``durable``: then it survives the
         death of any process, and is cheaper.
+        """
+        ...
+
+    async def prepare(self, project_id: ProjectId, payload: Payload, /) -> Body:
+        """Encode what will be submitted and, when it is large, write its file durably, before a unit is open.
+
+        Raises:
+            Unavailable: the disk is full.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Submit training operations, inspect them, wait for them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -22,7 +22,7 @@ from gateway.core.payloads import (
     SaveState,
     SaveWeights,
 )
-from gateway.core.ports import Prices, UnitOfWork
+from gateway.core.ports import Database, Prices, UnitOfWork
 from gateway.core.principals import Principal
 from gateway.core.sessions import Session
 from gateway.core.submission import check_payload, submit
@@ -36,7 +36,7 @@ from gateway.wire.deps import (
     PricesDep,
     Reading,
     TrainCaller,
-    Writing,
+    note_change,
 )
 from gateway.wire.metering import cost_headers, warning_headers
 from gateway.wire.native.payloads import Batch, parse_batch
@@ -115,18 +115,62 @@ def _parse_and_check(body: Any, kind: type[Batch], session: Session, catalog: Ca
     return payload, seq
 
 
-async def _submit(
-    unit: UnitOfWork, principal: Principal, session: Session, payload: Payload, seq: int | None, key: str | None
-) -> Operation:
-    return await submit(
-        unit,
-        project_id=principal.project_id,
-        key_id=principal.key_id,
-        session_id=session.id,
-        payload=payload,
-        seq=seq,
-        idempotency_key=key,
-    )
+class Queue:
+    """Queues a request's operation: one unit of work, run in one go."""
+
+    def __init__(
+        self,
+        request: Request,
+        response: Response,
+        principal: Principal,
+        session: Session,
+        idempotency_key: str | None,
+        database: Database,
+        prices: Prices,
+    ) -> None:
+        self._request = request
+        self._response = response
+        self._principal = principal
+        self._session = session
+        self._key = idempotency_key
+        self._database = database
+        self._prices = prices
+
+    async def add(self, payload: Payload, seq: int | None) -> OperationRead:
+        """Queue a checked payload; headers of the response warn of budgets."""
+        body = await self._database.prepare(self._principal.project_id, payload)
+
+        async def work(unit: UnitOfWork) -> tuple[OperationRead, Mapping[str, str]]:
+            operation = await submit(
+                unit,
+                project_id=self._principal.project_id,
+                key_id=self._principal.key_id,
+                session_id=self._session.id,
+                body=body,
+                seq=seq,
+                idempotency_key=self._key,
+            )
+            await note_change(unit, self._request)
+            return await _read(unit, operation, self._prices), warning_headers(unit.ledger.notices)
+
+        operation, warnings = await self._database.apply(work)
+        self._response.headers.update(warnings)
+        return operation
+
+
+async def _queue(
+    request: Request,
+    response: Response,
+    principal: TrainCaller,
+    session: OwnSession,
+    idempotency_key: IdempotencyKey,
+    database: DatabaseDep,
+    prices: PricesDep,
+) -> Queue:
+    return Queue(request, response, principal, session, idempotency_key, database, prices)
+
+
+Queueing = Annotated[Queue, Depends(_queue)]
 
 
 async def _read(unit: UnitOfWork, operation: Operation, prices: Prices) -> OperationRead:
@@ -137,45 +181,28 @@ async def _read(unit: UnitOfWork, operation: Operation, prices: Prices) -> Opera
 
 @router.post("/sessions/{session_id}/forward", status_code=202, openapi_extra=_BATCH_BODY)
 async def create_forward(
-    principal: TrainCaller,
-    session: OwnSession,
     batch: Annotated[tuple[Forward, int | None], Depends(_batch(Forward))],
-    idempotency_key: IdempotencyKey,
-    prices: PricesDep,
-    unit: Writing,
-    response: Response,
+    queue: Queueing,
 ) -> OperationRead:
     """Queue a forward pass: log-probabilities and loss, no gradient."""
-    operation = await _submit(unit, principal, session, *batch, idempotency_key)
-    response.headers.update(warning_headers(unit.ledger.notices))
-    return await _read(unit, operation, prices)
+    return await queue.add(*batch)
 
 
 @router.post("/sessions/{session_id}/forward_backward", status_code=202, openapi_extra=_BATCH_BODY)
 async def create_forward_backward(
-    principal: TrainCaller,
-    session: OwnSession,
     batch: Annotated[tuple[ForwardBackward, int | None], Depends(_batch(ForwardBackward))],
-    idempotency_key: IdempotencyKey,
-    prices: PricesDep,
-    unit: Writing,
-    response: Response,
+    queue: Queueing,
 ) -> OperationRead:
     """Queue a forward and backward pass: adds the gradient of the summed loss to the session's accumulator."""
-    operation = await _submit(unit, principal, session, *batch, idempotency_key)
-    response.headers.update(warning_headers(unit.ledger.notices))
-    return await _read(unit, operation, prices)
+    return await queue.add(*batch)
 
 
 @router.post("/sessions/{session_id}/optim_step", status_code=202)
 async def create_optim_step(
-    principal: TrainCaller,
     session: OwnSession,
     body: OptimStepCreate,
     catalog: CatalogDep,
-    idempotency_key: IdempotencyKey,
-    prices: PricesDep,
-    unit: Writing,
+    queue: Queueing,
 ) -> OperationRead:
     """Queue one AdamW step on the accumulated gradient."""
     payload = OptimStep(**body.adam_params.model_dump())
@@ -184,18 +211,15 @@ async def create_optim_step(
     except Invalid as error:
         error.field = f"adam_params.{error.field}"
         raise
-    return await _read(unit, await _submit(unit, principal, session, payload, body.seq, idempotency_key), prices)
+    return await queue.add(payload, body.seq)
 
 
 @router.post("/sessions/{session_id}/save_weights", status_code=202)
 async def create_save_weights(
-    principal: TrainCaller,
     session: OwnSession,
     body: SaveWeightsCreate,
     catalog: CatalogDep,
-    idempotency_key: IdempotencyKey,
-    prices: PricesDep,
-    unit: Writing,
+    queue: Queueing,
 ) -> OperationRead:
     """Queue a save as a new version; an eager one completes when the engines serve it."""
     payload = SaveWeights(
@@ -205,18 +229,15 @@ async def create_save_weights(
         labels=body.labels(),
     )
     check_payload(payload, catalog.get(session.base_model))
-    return await _read(unit, await _submit(unit, principal, session, payload, body.seq, idempotency_key), prices)
+    return await queue.add(payload, body.seq)
 
 
 @router.post("/sessions/{session_id}/save_state", status_code=202)
 async def create_save_state(
-    principal: TrainCaller,
     session: OwnSession,
     body: SaveStateCreate,
     catalog: CatalogDep,
-    idempotency_key: IdempotencyKey,
-    prices: PricesDep,
-    unit: Writing,
+    queue: Queueing,
 ) -> OperationRead:
     """Queue a save of weights, moments and counters as a new, resumable version."""
     payload = SaveState(
@@ -224,22 +245,21 @@ async def create_save_state(
         labels=body.labels(),
     )
     check_payload(payload, catalog.get(session.base_model))
-    return await _read(unit, await _submit(unit, principal, session, payload, body.seq, idempotency_key), prices)
+    return await queue.add(payload, body.seq)
 
 
 @router.post("/sessions/{session_id}/load_state", status_code=202)
 async def create_load_state(
     principal: TrainCaller,
-    session: OwnSession,
     body: LoadStateCreate,
-    idempotency_key: IdempotencyKey,
-    prices: PricesDep,
-    unit: Writing,
+    database: DatabaseDep,
+    queue: Queueing,
 ) -> OperationRead:
     """Queue a load of a saved state, with its optimizer or with a fresh one."""
-    version = await find_version(unit, principal.project_id, body.version, kind=VersionKind.STATE)
+    async with database.read() as unit:
+        version = await find_version(unit, principal.project_id, body.version, kind=VersionKind.STATE)
     payload = LoadState(version_id=version.id, optimizer=body.optimizer)
-    return await _read(unit, await _submit(unit, principal, session, payload, body.seq, idempotency_key), prices)
+    return await queue.add(payload, body.seq)
 
 
 @router.get("/operations/{operation_id}")

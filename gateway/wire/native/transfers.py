@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from gateway.core.adapter_modules import lora_of
+from gateway.core.bodies import Body
 from gateway.core.opening import drawn_seed, new_session
 from gateway.core.payloads import SaveWeights
 from gateway.core.sessions import OrderRule
@@ -129,7 +130,7 @@ async def import_adapter(
             project_id=principal.project_id,
             key_id=principal.key_id,
             session_id=session.id,
-            payload=SaveWeights(group=group, source=received.upload, labels=labels),
+            body=Body.of(SaveWeights(group=group, source=received.upload, labels=labels)),
         )
     return operation_read(operation, (), prices)
 

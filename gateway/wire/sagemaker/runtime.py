@@ -46,25 +46,31 @@ def training_routes(polls: Polls) -> tuple[APIRouter, APIRouter]:
         async with database.read() as unit:
             session = await find_training_session(unit, principal.project_id, asked["trainingSessionName"])
         ((name, config),) = asked["operationConfig"].items()
-        model, payload = catalog.get(session.base_model), None
+        model = catalog.get(session.base_model)
         if name != "loadState":
             check_rank(session.lora.rank, model)
             payload = await asyncio.to_thread(payload_of, name, config, session.group, model)
-        token = asked.get("clientToken")
-        async with database.write() as unit:
+        else:
+            async with database.read() as unit:
+                payload = await _load(unit, principal, clock, config)
+        token, body = asked.get("clientToken"), await database.prepare(principal.project_id, payload)
+
+        async def work(unit: UnitOfWork) -> OperationId:
             with _spelled():
                 operation = await submit(
                     unit,
                     project_id=principal.project_id,
                     key_id=principal.key_id,
                     session_id=session.id,
-                    payload=payload or await _load(unit, principal, clock, config),
+                    body=body,
                     seq=asked["sequenceNumber"],
                     idempotency_key=None if token is None else f"sagemaker:{session.id}:{token}",
                     adopting=True,
                 )
             await note_change(unit, request)
-        return answered(execute, {"operationId": operation.id})
+            return operation.id
+
+        return answered(execute, {"operationId": await database.apply(work)})
 
     @reads.api_route(result.path, methods=[result.method], name=result.name)
     async def get_training_operation_result(

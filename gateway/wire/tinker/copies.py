@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
 
+from gateway.core.bodies import Body
 from gateway.core.catalog import Catalog
 from gateway.core.clock import Clock
 from gateway.core.errors import Conflict, Forbidden, Invalid, Unavailable
@@ -63,11 +64,13 @@ async def copy_weights(
     async with database.write() as unit:
         session, source = await _opened(unit, principal, catalog, clock, body, x_idempotency_key)
         optimizer = source.kind is VersionKind.STATE
-        load = await submitted(unit, principal, session, LoadState(version_id=source.id, optimizer=optimizer), seq=1)
+        load = await submitted(
+            unit, principal, session, Body.of(LoadState(version_id=source.id, optimizer=optimizer)), seq=1
+        )
         await note_change(unit, request)
     await _finished(futures, load)
     async with database.write() as unit:
-        save = await submitted(unit, principal, session, _save(session, source, labels), seq=2)
+        save = await submitted(unit, principal, session, Body.of(_save(session, source, labels)), seq=2)
     result = (await _finished(futures, save)).outcome
     if not isinstance(result, SaveResult):
         raise TypeError(f"a save ended with {result!r}")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
+from gateway.core.bodies import Body
 from gateway.core.catalog import BaseModel, Catalog
 from gateway.core.clients import Seat
 from gateway.core.clock import Clock
@@ -12,11 +13,11 @@ from gateway.core.errors import Conflict, Invalid
 from gateway.core.opening import drawn_seed, new_session
 from gateway.core.operations import Operation
 from gateway.core.payloads import OptimStep, Payload
-from gateway.core.ports import UnitOfWork
+from gateway.core.ports import Database, UnitOfWork
 from gateway.core.principals import Principal
 from gateway.core.sessions import LoraConfig, OrderRule, Session
 from gateway.core.submission import check_payload, submit
-from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, Reading, TrainCaller, Writing
+from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, Reading, TrainCaller, Writing, note_change
 from gateway.wire.idempotency import request_digest
 from gateway.wire.tinker import protobuf
 from gateway.wire.tinker.routes import ProtobufTurnRoute, TinkerRoute, TurnRoute
@@ -150,41 +151,59 @@ def _checked_batch(submitted: protobuf.Submitted, model: BaseModel) -> Payload:
 
 @binary_turns.post("/forward_backward")
 async def forward_backward(
-    batch: Annotated[tuple[Session, Payload, int], Depends(_batch)], principal: TrainCaller, unit: Writing
+    batch: Annotated[tuple[Session, Payload, int], Depends(_batch)], request: Request, database: DatabaseDep
 ) -> Future:
     """Queue a batch; with ``forward_only`` it touches no gradient."""
-    return await queue(unit, principal, *batch)
+    return await _queue_whole(request, database, *batch)
 
 
 @turns.post("/optim_step")
-async def optim_step(body: OptimStepAsked, principal: TrainCaller, catalog: CatalogDep, unit: Writing) -> Future:
+async def optim_step(
+    body: OptimStepAsked, request: Request, principal: TrainCaller, catalog: CatalogDep, database: DatabaseDep
+) -> Future:
     """Queue one optimizer step on the accumulated gradient."""
     check_optimizer(body.optimizer_params, field="optimizer_params")
     if body.adam_params is None:
         raise Invalid("adam_params is missing", field="adam_params")
-    session = await find_model(unit, principal.project_id, body.model_id)
+    session = await database.ask(lambda unit: find_model(unit, principal.project_id, body.model_id))
     payload = OptimStep(**body.adam_params.model_dump())
     try:
         check_payload(payload, catalog.get(session.base_model))
     except Invalid as error:
         error.field = f"adam_params.{error.field}"
         raise
-    return await queue(unit, principal, session, payload, seq_of(body.seq_id))
+    return await _queue_whole(request, database, session, payload, seq_of(body.seq_id))
+
+
+async def _queue_whole(request: Request, database: Database, session: Session, payload: Payload, seq: int) -> Future:
+    """As ``queue``, in a unit of work of its own that is run in one go."""
+    principal: Principal = request.state.principal
+    body = await database.prepare(principal.project_id, payload)
+
+    async def work(unit: UnitOfWork) -> Future:
+        operation = await submitted(unit, principal, session, body, seq)
+        await note_change(unit, request)
+        return _future(session, operation)
+
+    return await database.apply(work)
 
 
 async def queue(unit: UnitOfWork, principal: Principal, session: Session, payload: Payload, seq: int) -> Future:
     """Submit a checked payload and say where its result will be."""
-    operation = await submitted(unit, principal, session, payload, seq)
+    return _future(session, await submitted(unit, principal, session, Body.of(payload), seq))
+
+
+def _future(session: Session, operation: Operation) -> Future:
     return Future(request_id=operation.id, model_id=session.address)
 
 
-async def submitted(unit: UnitOfWork, principal: Principal, session: Session, payload: Payload, seq: int) -> Operation:
+async def submitted(unit: UnitOfWork, principal: Principal, session: Session, body: Body, seq: int) -> Operation:
     """Submit a checked payload as the session's number ``seq``."""
     return await submit(
         unit,
         project_id=principal.project_id,
         key_id=principal.key_id,
         session_id=session.id,
-        payload=payload,
+        body=body,
         seq=seq,
     )
