@@ -12,7 +12,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from sqlalchemy import and_, select
+from sqlalchemy import Executable, Table, and_, bindparam, select
 
 from gateway.core.bodies import Body
 from gateway.core.codec import decode_payload
@@ -62,15 +62,7 @@ class SqlBlobStore:
             "content": None if is_large(content) else content,
             "created_at": now,
         }
-        await self._transaction.write(
-            self._transaction.insert(blobs)
-            .values(row)
-            .on_conflict_do_update(  # also locks the row: the collector leaves it alone
-                index_elements=[blobs.c.project_id, blobs.c.digest],
-                set_={"created_at": now},
-                where=blobs.c.created_at < now - UNNAMED / 2,
-            )
-        )
+        await self._transaction.write(self._transaction.once(_insert, blobs), {**row, "aging": now - UNNAMED / 2})
 
     async def get(self, project_id: ProjectId, digest: str) -> bytes:
         return bytes(await self._view(project_id, digest))
@@ -88,6 +80,16 @@ class SqlBlobStore:
 
     async def get_payload(self, project_id: ProjectId, digest: str) -> Payload:
         return decode_payload(await self._view(project_id, digest))
+
+
+def _insert(transaction: Transaction, table: Table) -> Executable:
+    """Return an INSERT that makes a blob that is there, and no longer young, young again."""
+    statement = transaction.insert(table)
+    return statement.on_conflict_do_update(  # also locks the row: the collector leaves it alone
+        index_elements=[blobs.c.project_id, blobs.c.digest],
+        set_={"created_at": statement.excluded.created_at},
+        where=blobs.c.created_at < bindparam("aging", type_=blobs.c.created_at.type),
+    )
 
 
 def is_large(content: bytes) -> bool:

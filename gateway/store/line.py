@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, bindparam, func, select
 
 from gateway.core.ids import SessionId
 from gateway.core.operations import Status
@@ -46,19 +46,23 @@ async def place_of(
     transaction: Transaction, session_id: SessionId, order_rule: str, applied_seq: int, seq: int
 ) -> Place:
     rows = await transaction.rows(
-        select(func.count().label("before")).where(
-            and_(
-                operations.c.session_id == session_id,
-                operations.c.status.in_(_PRESENT),
-                operations.c.seq > applied_seq,
-                operations.c.seq < seq,
-            )
-        )
+        _BEFORE, {"session": session_id, "applied": applied_seq, "below": seq, "present": _PRESENT}
     )
     position: int = rows[0]["before"]
     if order_rule == OrderRule.ASCENDING or position == seq - applied_seq - 1:
         return Place(position=position, missing_seq=None)
     return (await line_of(transaction, session_id, order_rule, applied_seq, seq)).place(seq)
+
+
+_BEFORE = select(func.count().label("before")).where(
+    and_(
+        operations.c.session_id == bindparam("session"),
+        operations.c.status.in_(bindparam("present", expanding=True)),
+        operations.c.seq > bindparam("applied"),
+        operations.c.seq < bindparam("below"),
+    )
+)
+"""Asked with every operation, so built once."""
 
 
 async def line_of(transaction: Transaction, session_id: SessionId, order_rule: str, applied_seq: int, seq: int) -> Line:

@@ -3,11 +3,11 @@
 Whoever appends locks the session first: numbers are handed out once, and a stop cannot slip in between.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, and_, func, select, update
+from sqlalchemy import RowMapping, Select, and_, bindparam, func, select
 
 from gateway.core.codec import decode_outcome
 from gateway.core.errors import Conflict, Invalid, NotFound, SequenceReused
@@ -22,7 +22,7 @@ from gateway.store.gaps import fail_gaps
 from gateway.store.keys_used import free_key
 from gateway.store.line import line_of, place_of
 from gateway.store.operation_rows import operation_of
-from gateway.store.sessions import ACCEPTING, lock_session, read_session, used
+from gateway.store.sessions import ACCEPTING, lock_session, mark_used, read_session
 from gateway.store.tables import operations, sessions
 from gateway.store.text import missing, require_id, require_storable, storable
 from gateway.store.transaction import Transaction
@@ -91,9 +91,7 @@ class SqlOperationStore:
         if not await self._transaction.insert_new(operations, row):
             # Only the idempotency key can clash: the session is locked. Another session has it.
             raise _key_reused()
-        await self._transaction.write(
-            update(sessions).where(sessions.c.id == session.id).values(**used(locked["ttl_s"], now))
-        )
+        await mark_used(self._transaction, session.id, locked["ttl_s"], now)
         self._transaction.announce()
         place = await place_of(self._transaction, session.id, locked["order_rule"], locked["applied_seq"], seq)
         return operation_of({**row, "started_at": None, "finished_at": None}, place=place)
@@ -116,9 +114,7 @@ class SqlOperationStore:
         return None
 
     async def highest_seq(self, session_id: SessionId) -> int:
-        rows = await self._transaction.rows(
-            select(func.max(operations.c.seq).label("highest")).where(operations.c.session_id == session_id)
-        )
+        rows = await self._transaction.rows(_HIGHEST, {"session": session_id})
         return rows[0]["highest"] or 0
 
     async def _next_seq(self, session_id: SessionId, applied_seq: int) -> int:
@@ -129,22 +125,19 @@ class SqlOperationStore:
 
     async def get(self, project_id: ProjectId, operation_id: OperationId) -> Operation:
         require_id(operation_id, "operation")
-        found = await self._one(
-            _select().where(and_(operations.c.id == operation_id, operations.c.project_id == project_id))
-        )
+        found = await self._one(_OWN, {"operation": operation_id, "project": project_id})
         if found is None:
             raise missing("operation", operation_id)
         return found
 
     async def by_seq(self, session_id: SessionId, seq: int) -> Operation | None:
-        return await self._one(_select().where(and_(operations.c.session_id == session_id, operations.c.seq == seq)))
+        return await self._one(_AT_SEQ, {"session": session_id, "seq": seq})
 
     async def by_idempotency_key(self, project_id: ProjectId, key: str) -> Operation | None:
         if not storable(key):
             return None
         since = self._transaction.clock.now() - KEPT
-        used = and_(operations.c.project_id == project_id, operations.c.idempotency_key == key)
-        return await self._one(_select().where(and_(used, operations.c.created_at > since)))
+        return await self._one(_BY_KEY, {"project": project_id, "key": key, "since": since})
 
     async def page(
         self, project_id: ProjectId, session_id: SessionId, *, limit: int, after_seq: int
@@ -195,8 +188,8 @@ class SqlOperationStore:
                 f"the result of operation {row['id']} was kept for a day and is gone", code="result_expired"
             ) from None
 
-    async def _one(self, query: Select[Any]) -> Operation | None:
-        row = await self._transaction.first(query)
+    async def _one(self, query: Select[Any], values: Mapping[str, Any]) -> Operation | None:
+        row = await self._transaction.first(query, values)
         if row is None:
             return None
         outcome = None
@@ -222,3 +215,16 @@ def _select() -> Select[Any]:
     return select(operations, sessions.c.applied_seq, sessions.c.order_rule).join(
         sessions, operations.c.session_id == sessions.c.id
     )
+
+
+# Asked with every operation, so built once.
+_HIGHEST = select(func.max(operations.c.seq).label("highest")).where(operations.c.session_id == bindparam("session"))
+_AT_SEQ = _select().where(and_(operations.c.session_id == bindparam("session"), operations.c.seq == bindparam("seq")))
+_OWN = _select().where(and_(operations.c.id == bindparam("operation"), operations.c.project_id == bindparam("project")))
+_BY_KEY = _select().where(
+    and_(
+        operations.c.project_id == bindparam("project"),
+        operations.c.idempotency_key == bindparam("key"),
+        operations.c.created_at > bindparam("since"),
+    )
+)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, case, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, bindparam, case, exists, func, or_, select, update
 
 from gateway.core.clients import Seat
 from gateway.core.errors import Conflict, Unavailable
@@ -109,7 +109,7 @@ class SqlSessionStore:
 
     async def get(self, project_id: ProjectId, session_id: SessionId) -> Session:
         require_id(session_id, "session")
-        row = await self._transaction.first(_select().where(_owned(project_id, session_id)))
+        row = await self._transaction.first(_OWN, {"session": session_id, "project": project_id})
         if row is None:
             raise missing("session", session_id)
         return session_of(row)
@@ -272,8 +272,7 @@ def _recovery_of(row: RowMapping) -> Recovery:
 
 async def read_session(transaction: Transaction, session_id: SessionId) -> Session:
     """Return a session that is known to exist."""
-    rows = await transaction.rows(_select().where(sessions.c.id == session_id))
-    return session_of(rows[0])
+    return session_of((await transaction.rows(_ONE, {"session": session_id}))[0])
 
 
 async def lock_session(transaction: Transaction, session_id: SessionId) -> RowMapping:
@@ -281,10 +280,15 @@ async def lock_session(transaction: Transaction, session_id: SessionId) -> RowMa
 
     Every transaction that locks more than this locks the session first.
     """
-    rows = await transaction.rows(select(sessions).where(sessions.c.id == session_id).with_for_update(key_share=True))
-    if not rows:
+    row = await transaction.first(_LOCKED, {"session": session_id})
+    if row is None:
         raise missing("session", session_id)
-    return rows[0]
+    return row
+
+
+async def mark_used(transaction: Transaction, session_id: SessionId, ttl_s: int | None, at: datetime) -> None:
+    """Record that a locked session was used."""
+    await transaction.write(_USED, {"session": session_id, **used(ttl_s, at)})
 
 
 async def skip_queued(transaction: Transaction, session_id: SessionId, at: datetime) -> None:
@@ -338,10 +342,6 @@ def released() -> dict[str, Any]:
     }
 
 
-def _owned(project_id: ProjectId, session_id: SessionId) -> ColumnElement[bool]:
-    return and_(sessions.c.id == session_id, sessions.c.project_id == project_id)
-
-
 def _has_operation(*statuses: Status) -> ColumnElement[bool]:
     return exists(
         select(operations.c.id).where(and_(operations.c.session_id == sessions.c.id, operations.c.status.in_(statuses)))
@@ -350,3 +350,14 @@ def _has_operation(*statuses: Status) -> ColumnElement[bool]:
 
 def _select() -> Select[Any]:
     return select(sessions, _has_operation(*OPEN).label("working"))
+
+
+# Asked with every operation, so built once.
+_ONE = _select().where(sessions.c.id == bindparam("session"))
+_OWN = _ONE.where(sessions.c.project_id == bindparam("project"))
+_LOCKED = select(sessions).where(sessions.c.id == bindparam("session")).with_for_update(key_share=True)
+_USED = (
+    update(sessions)
+    .where(sessions.c.id == bindparam("session"))
+    .values({name: bindparam(name) for name in ("last_used_at", "expires_at")})
+)

@@ -11,6 +11,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.core.clock import Clock
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Executable)
+_BUILT: dict[tuple[object, Table, bool], Any] = {}
 
 
 class AnyConnection(Protocol):
@@ -40,14 +42,14 @@ class Transaction:
     async def rows(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Sequence[RowMapping]:
         return await self._run(lambda connection: connection.execute(statement, values).mappings().all())
 
-    async def first(self, statement: Executable) -> RowMapping | None:
-        rows = await self.rows(statement)
+    async def first(self, statement: Executable, values: Mapping[str, Any] | None = None) -> RowMapping | None:
+        rows = await self.rows(statement, values)
         return rows[0] if rows else None
 
-    async def write(self, statement: Executable) -> int:
+    async def write(self, statement: Executable, values: Mapping[str, Any] | None = None) -> int:
         """Run a statement that changes rows; return how many."""
         self._require_writable()
-        return await self._run(lambda connection: connection.execute(statement).rowcount)
+        return await self._run(lambda connection: connection.execute(statement, values).rowcount)
 
     async def write_returning(self, statement: Executable) -> Sequence[RowMapping]:
         """Run a statement with a RETURNING clause."""
@@ -66,12 +68,19 @@ class Transaction:
     async def insert_new(self, table: Table, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
         """Insert the rows that break no unique constraint; return how many were new."""
         self._require_writable()
-        statement = self.insert(table).on_conflict_do_nothing()  # compiled once, however many rows there are
+        statement = self.once(insert_if_new, table)  # compiled once, however many rows there are
         return await self._run(lambda connection: connection.execute(statement, values).rowcount)
 
     def insert(self, table: Table) -> "sqlite.Insert | postgresql.Insert":
         """Return an INSERT that knows ON CONFLICT."""
         return postgresql.insert(table) if self._postgres else sqlite.insert(table)
+
+    def once(self, build: Callable[["Transaction", Table], S], table: Table) -> S:
+        """Return what ``build`` returns, made once for each kind of database: building takes longer than running."""
+        key = (build, table, self._postgres)
+        if key not in _BUILT:
+            _BUILT[key] = build(self, table)
+        return _BUILT[key]
 
     def announce(self) -> None:
         """Wake everybody who waits, once this transaction is committed."""
@@ -93,3 +102,8 @@ class Transaction:
         assert self._connection is not None
         self._running = task = asyncio.ensure_future(self._connection.run_sync(work))
         return await asyncio.shield(task)
+
+
+def insert_if_new(transaction: Transaction, table: Table) -> "sqlite.Insert | postgresql.Insert":
+    """Return an INSERT that leaves rows alone that break a unique constraint."""
+    return transaction.insert(table).on_conflict_do_nothing()
