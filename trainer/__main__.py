@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import structlog
 
@@ -58,6 +60,9 @@ def make_backend(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
             from trainer.scripted import ScriptedBackend
 
             return ScriptedBackend(base)
+        # transformers would import them for object detection and for a way to generate: a quarter of a restart
+        for unused in ("scipy", "sklearn"):
+            sys.modules.setdefault(unused, cast(Any, None))
         from trainer.peft_backend import PeftBackend, configure_torch, pick_device
 
         configure_torch(settings.resolved_threads)

@@ -11,11 +11,9 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft.tuners.lora import LoraLayer, LoraModel
 from torch import Tensor, nn
 
 from gateway.core.adapter_modules import ATTENTION, MLP
@@ -23,6 +21,9 @@ from gateway.core.errors import Invalid
 from gateway.core.sessions import LoraConfig
 from trainer.language_model import LanguageModel
 from trainer.logprobs import Head
+
+if TYPE_CHECKING:  # imported where it is needed: a trainer that restarts mostly goes on without
+    from peft.tuners.lora import LoraLayer, LoraModel
 
 
 class AdapterBank:
@@ -117,7 +118,7 @@ class AdapterBank:
     def head(self, name: str | None) -> Head:
         """Return the unembedding as adapter ``name`` has it."""
         module: Any = self._model.get_submodule(self.head_path)
-        base: Any = module.get_base_layer() if isinstance(module, LoraLayer) else module
+        base: Any = module.get_base_layer() if hasattr(module, "get_base_layer") else module
         A = f"{self.head_path}.lora_A"
         if name is None or A not in self._tensors[name]:
             return Head(weight_VH=base.weight, bias_V=base.bias)
@@ -131,6 +132,9 @@ class AdapterBank:
 
     def _wrap(self, name: str) -> None:
         """Make PEFT's layers for an adapter, on the masters that it has."""
+        from peft import LoraConfig as PeftLoraConfig
+        from peft.tuners.lora import LoraModel
+
         lora, tensors = self._configs[name], self._tensors[name]
         targets = self.targets(lora)
         alpha: Any = lora.alpha  # PEFT only divides it
@@ -156,7 +160,11 @@ class AdapterBank:
             for side in ("lora_A", "lora_B"):
                 getattr(layer, side)[name].weight = tensors[f"{path}.{side}"]
 
-    def _layers(self) -> Iterator[LoraLayer]:
+    def _layers(self) -> "Iterator[LoraLayer]":
+        if self._tuner is None:
+            return iter(())
+        from peft.tuners.lora import LoraLayer
+
         return (module for module in self._model.modules() if isinstance(module, LoraLayer))
 
 

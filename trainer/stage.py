@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
 from torch import Tensor
 
 from gateway.core.adapter_files import BadAdapter as UnfitAdapter
@@ -61,6 +60,8 @@ def export(masters: Mapping[str, Tensor], lora: LoraConfig, dtype: torch.dtype) 
 
 def write_adapter(directory: Path, adapter: ExportedAdapter, base_model: str) -> None:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors``."""
+    from peft import LoraConfig as PeftLoraConfig
+
     paths = list(dict.fromkeys(name.rpartition(".")[0] for name in adapter.tensors))
     alpha: Any = adapter.alpha  # PEFT only divides it
     config = PeftLoraConfig(
