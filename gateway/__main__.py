@@ -14,6 +14,7 @@ from gateway.core.catalog import CatalogError
 from gateway.departure import Departure
 from gateway.ledger import ledger_factory
 from gateway.settings import Settings
+from gateway.traces import TracesUnavailable
 
 GRACE_S = 10
 KEEP_ALIVE_S = 30
@@ -25,7 +26,7 @@ def main(keeps: Bookkeeping = ledger_factory) -> int:
     logs.configure()
     try:
         app = create_app(settings, keeps=keeps)
-    except (CatalogError, PriceListError, MasterKeyError, OSError) as error:
+    except (CatalogError, PriceListError, MasterKeyError, TracesUnavailable, OSError) as error:
         structlog.stdlib.get_logger("gateway").error("gateway_not_started", reason=str(error))
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,6 @@
 """The application: builds what requests need for as long as it lives, and mounts the dialects."""
 
-from asyncio import CancelledError, create_task
+from asyncio import CancelledError, create_task, to_thread
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from gateway.core.catalog import Catalog, parse_catalog
 from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import Unavailable
 from gateway.core.futures import Futures
+from gateway.core.tracing import Tracer
 from gateway.departure import Departure
 from gateway.engines.pool import EnginePool
 from gateway.grammars.checker import GrammarChecker
@@ -40,6 +41,7 @@ from gateway.store import SERVER_WAIT_S, SqlDatabase, open_database
 from gateway.store.artifact_stores import open_artifacts
 from gateway.store.database import LedgerFactory
 from gateway.store.object_store import ObjectArtifacts
+from gateway.traces import open_tracer
 from gateway.verdicts import Verdicts
 from gateway.wire.deps import State
 from gateway.wire.edge import RequestEdge
@@ -100,11 +102,14 @@ def create_app(settings: Settings, *, keeps: Bookkeeping = ledger_factory) -> Fa
 
     Raises:
         MasterKeyError, CatalogError, PriceListError, OSError: see ``read_files``.
+        TracesUnavailable: traces are wanted, and what sends them is not installed.
     """
     clock, departure = SystemClock(), Departure()
+    files = read_files(settings, at=clock.now())
+    tracer = open_tracer(wanted=settings.traces, service="loopline-gateway")
     app = FastAPI(
         title="Loopline",
-        lifespan=_lifespan(settings, read_files(settings, at=clock.now()), clock, departure, keeps),
+        lifespan=_lifespan(settings, files, clock, departure, keeps, tracer),
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -119,15 +124,18 @@ def create_app(settings: Settings, *, keeps: Bookkeeping = ledger_factory) -> Fa
     sagemaker = create_sagemaker_app(openai=mounted["/v1"])
     app.router.routes.append(Route(SAGEMAKER, AtMount(sagemaker), methods=["POST"]))
     app.mount(SAGEMAKER, sagemaker)
-    app.add_middleware(RequestEdge)
+    app.add_middleware(RequestEdge, tracer=tracer)
     return app
 
 
-def _lifespan(settings: Settings, files: Files, clock: Clock, departure: Departure, keeps: Bookkeeping) -> Lifespan:
+def _lifespan(
+    settings: Settings, files: Files, clock: Clock, departure: Departure, keeps: Bookkeeping, tracer: Tracer
+) -> Lifespan:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[AppState]:
         async with AsyncExitStack() as opened:
-            yield await _open(settings, files, clock, departure, keeps, opened)
+            opened.push_async_callback(to_thread, tracer.close)
+            yield await _open(settings, files, clock, departure, keeps, tracer, opened)
 
     return lifespan
 
@@ -138,6 +146,7 @@ async def _open(
     clock: Clock,
     departure: Departure,
     keeps: Bookkeeping,
+    tracer: Tracer,
     opened: AsyncExitStack,
 ) -> AppState:
     """Open everything in the order of dependence; ``opened`` closes it in the reverse order."""
@@ -167,6 +176,7 @@ async def _open(
             probes=RecordedProbes(database, clock),
             clock=clock,
             witness=Verdicts(database, collected),
+            tracer=tracer,
         )
     )
     futures = await opened.enter_async_context(Futures(database, database.wakeups, lambda unit: unit.operations))

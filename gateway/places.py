@@ -31,6 +31,7 @@ class Places(BaseSettings):
     allow_weak_durability: bool = Field(
         default=False, description="Use also a database that may lose acknowledged work when the power fails"
     )
+    traces: bool = Field(default=False, description="Send OpenTelemetry traces, as the OTEL_ variables say")
 
     @property
     def resolved_database_url(self) -> str:

@@ -13,9 +13,11 @@ from gateway import logs
 from gateway.core.catalog import BaseModel, CatalogError, parse_catalog
 from gateway.core.clock import SystemClock
 from gateway.core.errors import NotFound
+from gateway.core.tracing import Tracer
 from gateway.processes import own_name
 from gateway.store.artifact_stores import open_artifacts
 from gateway.store.database import SERVER_WAIT_S, open_database
+from gateway.traces import TracesUnavailable, open_tracer
 from trainer.backend import TrainingBackend
 from trainer.kernels import Kernels
 from trainer.loop import Limits, Trainer
@@ -32,10 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = TrainerSettings()
     try:
         base = pick_base(settings)
-    except (OSError, CatalogError, NotFound) as error:
+        tracer = open_tracer(wanted=settings.traces, service="loopline-trainer")
+    except (OSError, CatalogError, NotFound, TracesUnavailable) as error:
         structlog.stdlib.get_logger("trainer").error("trainer_not_started", reason=str(error))
         return 2
-    return asyncio.run(_serve(settings, base, scripted=backend == "scripted"))
+    try:
+        return asyncio.run(_serve(settings, base, tracer, scripted=backend == "scripted"))
+    finally:
+        tracer.close()
 
 
 def pick_base(settings: TrainerSettings) -> BaseModel:
@@ -79,7 +85,7 @@ def make_backend(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
     return build
 
 
-async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) -> int:
+async def _serve(settings: TrainerSettings, base: BaseModel, tracer: Tracer, *, scripted: bool) -> int:
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
@@ -120,6 +126,7 @@ async def _serve(settings: TrainerSettings, base: BaseModel, *, scripted: bool) 
                     max_resident=settings.max_resident,
                 ),
                 stopping=stopping,
+                tracer=tracer,
             )
             events.info("trainer_ready", base_model=base.name, owner=owner)
             await trainer.run()

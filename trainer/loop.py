@@ -18,6 +18,7 @@ from gateway.core.payloads import ForwardBackward, LoadState, OptimStep, SaveSta
 from gateway.core.ports import Artifacts, StaleLease, Wakeups, Work
 from gateway.core.results import Failure, ForwardResult
 from gateway.core.sessions import Session
+from gateway.core.tracing import Span, SpanKind, Tracer, Unrecorded
 from gateway.core.usage import TAG, Meter, UsageFact
 from trainer import dispatch
 from trainer.artifacts import Staged, save_version, write_snapshot
@@ -58,6 +59,7 @@ class Trainer:
         clock: Clock,
         limits: Limits,
         stopping: asyncio.Event,
+        tracer: Tracer | None = None,
     ) -> None:
         self._backend = backend
         self._kernels = kernels
@@ -67,6 +69,7 @@ class Trainer:
         self._clock = clock
         self._limits = limits
         self._stopping = stopping
+        self._tracer = tracer or Unrecorded()
         self._recovery = Recovery(backend=backend, kernels=kernels, log=log, artifacts=artifacts)
         self._residents = Residents()
         self._scoring = Scoring(scorer=backend.scorer, kernels=kernels, log=log, artifacts=artifacts, clock=clock)
@@ -105,10 +108,23 @@ class Trainer:
         work = await self._log.claim([resident.lease.session_id for resident in self._residents.all()])
         if work is None:
             return scored
-        with structlog.contextvars.bound_contextvars(session_id=work.session.id, operation_id=work.operation.id):
+        operation = work.operation
+        with (
+            structlog.contextvars.bound_contextvars(session_id=work.session.id, operation_id=operation.id),
+            self._tracer.span(
+                f"operation {operation.kind}",
+                SpanKind.CONSUMER,
+                parent=operation.traceparent,
+                loopline__operation_id=operation.id,
+                loopline__session_id=work.session.id,
+                loopline__seq=operation.seq,
+                loopline__base_model=work.session.base_model,
+            ) as span,
+        ):
             try:
-                await self._run(work)
+                await self._run(work, span)
             except StaleLease:
+                span.fail("lease_lost")
                 self._events.warning("lease_lost", epoch=work.lease.epoch)
                 await self._drop(work.session.id)
         return True
@@ -130,7 +146,7 @@ class Trainer:
             stopped.cancel()
             await asyncio.gather(woken, stopped, return_exceptions=True)
 
-    async def _run(self, work: Work) -> None:
+    async def _run(self, work: Work, span: Span) -> None:
         try:
             await self._bring_in(work)
             started = perf_counter()
@@ -140,13 +156,18 @@ class Trainer:
             raise
         except RecoveryFailed as error:
             self._events.error("recovery_failed", exc_info=error)
+            span.fail("recovery_failed")
             await self._log.fail_session(work.lease, str(error))
             await self._drop(work.session.id)
             return
         except Exception as error:  # a defect of ours ends one operation; what it left in memory is not trusted
             await self._drop(work.session.id)
-            await self._report(work, Done(outcome=self._failure(error)))
+            failure = self._failure(error)
+            span.fail(failure.code)
+            await self._report(work, Done(outcome=failure))
             return
+        if isinstance(done, Done) and isinstance(done.outcome, Failure):
+            span.fail(done.outcome.code)
         await self._report(work, done)
         self._events.info(
             "operation_done",

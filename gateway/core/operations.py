@@ -68,6 +68,7 @@ class Operation:
     queue_position: int | None  # operations of the session before this one; None once it runs
     waits_for_seq: int | None  # a missing seq that holds this one back
     progress: Progress | None
+    traceparent: str | None = None  # of the request that submitted it, where somebody traces
 
     @property
     def final(self) -> bool:

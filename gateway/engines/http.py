@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from gateway.core.errors import Unavailable
+from gateway.core.tracing import Span, SpanKind, Tracer, Unrecorded, current_traceparent
 from gateway.engines.answers import EngineLost, error_of
 from gateway.engines.documents import document_of
 
@@ -17,8 +19,9 @@ _JSON: Mapping[str, str] = {"Content-Type": "application/json"}
 class EngineHttp:
     """Requests to one server over connections that are kept. ``timeout_s`` is the longest silence of an answer."""
 
-    def __init__(self, url: str, *, key: str, timeout_s: float) -> None:
+    def __init__(self, url: str, *, key: str, timeout_s: float, tracer: Tracer) -> None:
         self._url = url
+        self._tracer = tracer
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s)
         self._opened: aiohttp.ClientSession | None = None
@@ -46,10 +49,14 @@ class EngineHttp:
 
     async def post(self, path: str, content: bytes, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         """Send JSON; return status and body."""
-        with _translated():
+        with _translated(), self._calling(path) as span:
             async with self._session.post(
-                f"{self._url}{path}", data=content, headers={**_JSON, **(headers or {})}, allow_redirects=False
+                f"{self._url}{path}",
+                data=content,
+                headers={**_JSON, **(headers or {}), **_named(span)},
+                allow_redirects=False,
             ) as response:
+                span.set(http__response__status_code=response.status)
                 return response.status, await response.read()
 
     async def lines(self, path: str, content: bytes, headers: Mapping[str, str]) -> AsyncGenerator[bytes]:
@@ -58,10 +65,14 @@ class EngineHttp:
         Raises:
             GatewayError: what ``error_of`` makes of an answer that is no success.
         """
-        with _translated():
+        with _translated(), self._calling(path) as span:
             async with self._session.post(
-                f"{self._url}{path}", data=content, headers={**_JSON, **headers}, allow_redirects=False
+                f"{self._url}{path}",
+                data=content,
+                headers={**_JSON, **headers, **_named(span)},
+                allow_redirects=False,
             ) as response:
+                span.set(http__response__status_code=response.status)
                 if response.status >= 400:
                     raise error_of(response.status, document_of(await response.read()))
                 rest = b""
@@ -70,11 +81,33 @@ class EngineHttp:
                     for line in lines:
                         yield line
 
+    @contextmanager
+    def _calling(self, path: str) -> Generator[Span]:
+        """A span around a call, where the call belongs to one."""
+        parent = current_traceparent()
+        if parent is None:
+            yield Unrecorded()
+            return
+        server = urlsplit(self._url)
+        with self._tracer.span(
+            f"POST {path}",
+            SpanKind.CLIENT,
+            parent=parent,
+            http__request__method="POST",
+            server__address=server.hostname or "",
+            server__port=server.port or 0,
+        ) as span:
+            yield span
+
     @property
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
             raise RuntimeError("the engine's client is not open")
         return self._opened
+
+
+def _named(span: Span) -> Mapping[str, str]:
+    return {} if span.traceparent is None else {"traceparent": span.traceparent}
 
 
 @contextmanager

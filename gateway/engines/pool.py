@@ -17,6 +17,7 @@ from gateway.core.clock import Clock, SystemClock
 from gateway.core.errors import GatewayError, Invalid, Unavailable
 from gateway.core.ports import Artifacts, EngineHealth, EngineMetrics, Probes
 from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, Target, TokenCounts, check_sample_request
+from gateway.core.tracing import Tracer
 from gateway.core.validation import check_tokens
 from gateway.core.versions import CanaryReport, Check, Occasion, Version, VersionKind, VersionState
 from gateway.engines.answers import UnknownAdapter
@@ -77,6 +78,7 @@ class EnginePool:
         clock: Clock | None = None,
         witness: Witness | None = None,
         probes: Probes | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         now, witness = (clock or SystemClock()).now, witness or _unheard
         self._open = AsyncExitStack()
@@ -85,7 +87,7 @@ class EnginePool:
         self._replicas: Mapping[str, tuple[Replica, ...]] = {
             base.name: tuple(
                 Replica(
-                    Vllm(url, key=key, timeout_s=timeout_s),
+                    Vllm(url, key=key, timeout_s=timeout_s, tracer=tracer),
                     base,
                     artifacts,
                     probes or Unrecorded(),

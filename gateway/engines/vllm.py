@@ -18,6 +18,7 @@ import orjson
 from gateway.core.counts import RESPONSE_ENDS, response_counts
 from gateway.core.errors import Internal, Invalid, Unavailable
 from gateway.core.sampling import EngineAnswer, Generation, SampleRequest, Stopped, TokenCounts
+from gateway.core.tracing import Tracer, Unrecorded
 from gateway.engines.answers import (
     EngineLost,
     UnknownAdapter,
@@ -59,10 +60,10 @@ _NEUTRAL: Mapping[str, Any] = {
 class Vllm:
     """A client of one server. Use as an async context manager."""
 
-    def __init__(self, url: str, *, key: str, timeout_s: float) -> None:
+    def __init__(self, url: str, *, key: str, timeout_s: float, tracer: Tracer | None = None) -> None:
         self.url = url
         self.exact_prompt_scores = False  # what the last answer said: prompt scores include a LoRA on lm_head
-        self._http = EngineHttp(url, key=key, timeout_s=timeout_s)
+        self._http = EngineHttp(url, key=key, timeout_s=timeout_s, tracer=tracer or Unrecorded())
 
     async def __aenter__(self) -> Self:
         self._http.open()

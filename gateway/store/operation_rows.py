@@ -40,6 +40,7 @@ def operation_of(row: Mapping[Any, Any], *, place: Place | None = None, outcome:
         queue_position=place.position if place is not None else None,
         waits_for_seq=place.missing_seq if place is not None else None,
         progress=_progress_of(row) if status is Status.RUNNING else None,
+        traceparent=row["traceparent"],
     )
 
 

@@ -16,6 +16,7 @@ from gateway.core.operations import FINAL, MAX_SEQ, Operation, Status
 from gateway.core.payloads import OperationKind, Payload, billed_tokens, kind_of
 from gateway.core.results import Outcome
 from gateway.core.sessions import Session
+from gateway.core.tracing import current_traceparent
 from gateway.store import refusals
 from gateway.store.blobs import KEPT, SqlBlobStore
 from gateway.store.gaps import fail_gaps
@@ -87,6 +88,7 @@ class SqlOperationStore:
             "created_at": now,
             "window_discarded": False,
             "tokens": billed_tokens(payload),
+            "traceparent": current_traceparent(),
         }
         if not await self._transaction.insert_new(operations, row):
             # Only the idempotency key can clash: the session is locked. Another session has it.

@@ -157,6 +157,7 @@ operations = Table(
     Column("progress_done", Integer, comment="Datums computed, while it runs"),
     Column("progress_total", Integer, comment="Datums to compute"),
     Column("tokens", BigInteger, comment="Model-input tokens that it is billed for"),
+    Column("traceparent", Text, comment="Of the request that submitted it; null: nobody traced"),
     one_of("status", Status),
     one_of("kind", OperationKind),
     CheckConstraint("seq BETWEEN 1 AND 2147483647", name="seq"),

@@ -9,6 +9,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.core.tracing import Span, SpanKind, Tracer, belonging_to
+
 HEADER = "X-Request-Id"
 _ACCEPTABLE = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
@@ -20,15 +22,17 @@ class RequestEdge:
     is in ``request.state.request_id``, in every log line of the request and in the answer's header.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
+        self._tracer = tracer
         self._log = structlog.stdlib.get_logger("gateway.access")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
+        headers = Headers(scope=scope)
+        given = headers.get(HEADER, "")
         request_id = given if _ACCEPTABLE.fullmatch(given) else f"req-{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = request_id
         started = time.perf_counter()
@@ -43,7 +47,14 @@ class RequestEdge:
                 answered.update(scope["state"].get("headers", {}))
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        span = self._tracer.span(
+            scope["method"],
+            SpanKind.SERVER,
+            parent=headers.get("traceparent"),
+            http__request__method=scope["method"],
+            loopline__request_id=request_id,
+        )
+        with structlog.contextvars.bound_contextvars(request_id=request_id), span as recorded, belonging_to(recorded):
             try:
                 await self._app(scope, receive, send_with_id)
             except ClientDisconnect:
@@ -54,6 +65,7 @@ class RequestEdge:
                 if not status:
                     raise
             finally:
+                _describe(recorded, scope, status)
                 self._log.info(
                     "request",
                     method=scope["method"],
@@ -63,3 +75,14 @@ class RequestEdge:
                 )
                 if (observe := scope["state"].get("answered")) is not None:
                     observe(scope["path"], status, time.perf_counter() - started)
+
+
+def _describe(span: Span, scope: Scope, status: int) -> None:
+    """Say by which route the request went, never by which path: that holds names of the caller's."""
+    if (route := scope.get("route")) is not None:
+        path = f"{scope.get('root_path', '')}{route.path}"
+        span.rename(f"{scope['method']} {path}")
+        span.set(http__route=path)
+    span.set(http__response__status_code=status)
+    if not 0 < status < 500:
+        span.fail(str(status))
