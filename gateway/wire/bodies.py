@@ -33,8 +33,9 @@ class BodyTooLarge(Invalid):
 
     default_code = "body_too_large"
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, begins: bytes = b"") -> None:
         super().__init__(f"the request body is larger than {limit} bytes", details={"limit": limit})
+        self.begins = begins  # where it was compressed: its first bytes
 
 
 class StrictRequest(Request):
@@ -79,7 +80,12 @@ class StrictRequest(Request):
             await asyncio.to_thread(self._decode, encoding)
 
     def _decode(self, encoding: str | None) -> None:
-        self._take(decompress(self._received, encoding, limit=self._max_bytes))
+        try:
+            decoded = decompress(self._received, encoding, limit=self._max_bytes)
+        except BodyTooLarge as error:
+            self.excess = Excess(self._received, head=error.begins, tail=b"")
+            raise
+        self._take(decoded)
 
     def _take(self, raw: bytes) -> None:
         self._body = raw
@@ -105,7 +111,8 @@ class StrictRequest(Request):
             if size > self._max_drained:
                 raise BodyTooLarge(self._max_bytes)
             if excess is None:
-                excess = Excess(b"".join(chunks))
+                begun = b"".join(chunks)
+                excess = Excess(begun, head=begun, tail=begun)
                 chunks.clear()
             excess.add(chunk)
         if excess is not None:
@@ -115,16 +122,19 @@ class StrictRequest(Request):
 
 
 class Excess:
-    """What is kept of a body that is too large: the SHA-256 of all of it, how it begins and how it ends."""
+    """What is kept of a body that is too large: the SHA-256 of all of it as it came, how it begins and how it ends.
 
-    def __init__(self, begun: bytes) -> None:
+    ``head`` and ``tail`` are decompressed; of a compressed body nobody knows the end.
+    """
+
+    def __init__(self, begun: bytes, *, head: bytes, tail: bytes) -> None:
         self._hash = hashlib.sha256(begun)
-        self._head, self._tail = begun[:_OUTLINED], begun[-_OUTLINED:]
+        self.head, self.tail = head[:_OUTLINED], tail[-_OUTLINED:]
 
     def add(self, chunk: bytes) -> None:
         self._hash.update(chunk)
-        self._head += chunk[: _OUTLINED - len(self._head)]
-        self._tail = (self._tail + chunk)[-_OUTLINED:]
+        self.head += chunk[: _OUTLINED - len(self.head)]
+        self.tail = (self.tail + chunk)[-_OUTLINED:]
 
     @property
     def digest(self) -> str:
@@ -134,7 +144,7 @@ class Excess:
     @property
     def outline(self) -> bytes:
         """Its first and its last few thousand bytes."""
-        return self._head + self._tail
+        return self.head + self.tail
 
 
 def decompress(raw: bytes, encoding: str | None, *, limit: int) -> bytes:
@@ -156,7 +166,7 @@ def decompress(raw: bytes, encoding: str | None, *, limit: int) -> bytes:
                 "Content-Encoding must be gzip or zstd", code="unsupported_encoding", field="Content-Encoding"
             )
     if len(decoded) > limit:
-        raise BodyTooLarge(limit)
+        raise BodyTooLarge(limit, begins=decoded[:_OUTLINED])
     return decoded
 
 

@@ -11,6 +11,8 @@ import zstandard
 
 from gateway.wire.tinker import wire_pb2 as pb
 from tests.wire.gateways import Gateway
+from tests.wire.test_keys import key_of
+from tests.wire.test_limits import limit
 from tests.wire.training import BASE
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
@@ -314,3 +316,36 @@ def test_a_copy_that_is_asked_for_again_is_the_same_copy(gateway: Gateway, raw: 
     assert (other.status_code, other.json()["code"]) == (400, "idempotency_key_reused")
     token = raw.post("/copy_weights", json={**body, "weights_access_token": "x"})
     assert (token.status_code, token.json()["field"]) == (400, "weights_access_token")
+
+
+@pytest.mark.parametrize("encoding", ["identity", "zstd"])
+def test_a_batch_that_is_too_large_has_had_its_turn_and_no_step_is_taken_without_it(
+    gateway: Gateway, encoding: str
+) -> None:
+    key = limit(gateway, key_of(gateway), body_bytes=4000)
+    with connect(gateway, key) as raw:
+        model = new_model(raw)
+        ok(post_batch(raw, batch(model, 1)))
+        content = batch(model, 2, 500)
+        if encoding == "zstd":
+            content = zstandard.compress(content)
+            assert len(content) < 4000
+        large = post_batch(raw, content, **{"Content-Encoding": encoding})
+        assert (large.status_code, large.json()["details"]) == (413, {"limit": 4000})
+        step = {"model_id": model, "adam_params": {"learning_rate": 1e-4}}
+        refused = result(raw, ok(raw.post("/optim_step", json={**step, "seq_id": 3}))).json()
+        assert "incomplete" in refused["error"]
+        ok(post_batch(raw, batch(model, 4)))
+        assert "error" not in result(raw, ok(raw.post("/optim_step", json={**step, "seq_id": 5}))).json()
+
+
+def test_a_forward_that_is_too_large_breaks_no_step(gateway: Gateway) -> None:
+    key = limit(gateway, key_of(gateway), body_bytes=4000)
+    with connect(gateway, key) as raw:
+        model = new_model(raw)
+        ok(post_batch(raw, batch(model, 1)))
+        message = pb.ForwardBackwardRequest.FromString(batch(model, 2, 500))
+        message.forward_only = True
+        assert post_batch(raw, message.SerializeToString()).status_code == 413
+        step = {"model_id": model, "seq_id": 3, "adam_params": {"learning_rate": 1e-4}}
+        assert "error" not in result(raw, ok(raw.post("/optim_step", json=step))).json()

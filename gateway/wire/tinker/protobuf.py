@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ EMPTY_CELL = -99999.0
 _DTYPES: Mapping[int, DType] = {pb.DTYPE_FLOAT32: DType.FLOAT32, pb.DTYPE_INT64: DType.INT64}
 _WIRE_DTYPES: Mapping[DType, pb.DType] = {DType.FLOAT32: pb.DTYPE_FLOAT32, DType.INT64: pb.DTYPE_INT64}
 T = TypeVar("T")
+_ENVELOPE = re.compile(rb"\x0a([\x01-\x7f])(.+)", re.DOTALL)  # field 1, a short text, and what follows
+_SEQ = re.compile(rb"\x10([\x80-\xff]{0,4}[\x00-\x7f])")  # field 2, a number
+FORWARD_ONLY = b"\x30\x01"  # field 6, how a batch ends that sets it and configures no loss
 _INSTEAD = "use importance_sampling, ppo, cispo, dro or gspo"
 
 
@@ -48,6 +52,19 @@ def parse(raw: bytes) -> Submitted:
     except DecodeError:
         raise Invalid("the body is not a ForwardBackwardRequest") from None
     return Submitted(model_id=body.model_id, seq_id=body.seq_id, forward_only=body.forward_only, body=body)
+
+
+def envelope(begins: bytes) -> tuple[str, int] | None:
+    """Read the model and the number of a batch of which only the beginning is there; None: it does not say them."""
+    if (found := _ENVELOPE.match(begins)) is None:
+        return None
+    length = found[1][0]
+    seq = _SEQ.match(found[2], length)
+    return None if seq is None else (begins[2 : 2 + length].decode(errors="replace"), _varint(seq[1]))
+
+
+def _varint(digits: bytes) -> int:
+    return sum((digit & 0x7F) << (7 * place) for place, digit in enumerate(digits))
 
 
 def payload_of(submitted: Submitted) -> Forward | ForwardBackward:

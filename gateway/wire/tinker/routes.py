@@ -4,8 +4,10 @@ take their turn in a model's order."""
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 
+from gateway.auth.keys import require
 from gateway.core.errors import GatewayError
 from gateway.core.payloads import OperationKind
+from gateway.core.principals import Scope
 from gateway.wire.bodies import StrictRequest
 from gateway.wire.routes import DialectRoute
 from gateway.wire.tinker import protobuf
@@ -45,6 +47,16 @@ class ProtobufTurnRoute(TurnRoute):
     """A turn whose body is a batch in protobuf, plain or compressed."""
 
     media_types = frozenset({PROTOBUF})
+    hears_excess = True
+
+    async def too_large(self, request: StrictRequest) -> None:
+        if request.excess is None:
+            return
+        require(request.state.principal, Scope.TRAIN)
+        begins = protobuf.envelope(request.excess.head)
+        if begins is not None:
+            forward = request.excess.tail.endswith(protobuf.FORWARD_ONLY)
+            note(request, turn(*begins, OperationKind.FORWARD if forward else OperationKind.FORWARD_BACKWARD))
 
     async def _turn(self, request: StrictRequest) -> Turn | None:
         try:
