@@ -64,6 +64,8 @@ def _try(compile_one: Compile, asked: Mapping[str, Any]) -> None:
         os._exit(1)
     except Exception as refusal:  # whatever the library raises is its verdict
         error = str(refusal).strip() or type(refusal).__name__
+        if "bad_alloc" in error:  # how it tells of a want of memory
+            os._exit(1)
     _say(asked["id"], error)
     os._exit(0)
 
