@@ -65,6 +65,7 @@ def _streamed(call: Call) -> Call:
 CHATS = [
     _chat("chat, greedy", temperature=0),
     _chat("chat, two choices with alternatives", n=2, logprobs=True, top_logprobs=3),
+    _chat("chat, alternatives that cannot be drawn", top_k=1, logprobs=True, top_logprobs=3, max_tokens=2),
     _chat("chat, stops and penalties", stop=["e", "q"], presence_penalty=1.5, frequency_penalty=0.5, max_tokens=16),
     _chat("chat, biased", logit_bias={"100": 100}, max_tokens=3, top_p=0.9),
     _chat("chat, a form", max_tokens=40, response_format={"type": "json_object"}),

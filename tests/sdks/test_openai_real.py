@@ -1,6 +1,7 @@
 """OpenAI's Python and Node clients make the same calls to vLLM: their answers are one, and the engine's own."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -255,6 +256,13 @@ def answer_ended(answer: Any) -> bool:
     if "status" in answer:
         return answer["status"] == "completed"
     return answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_alternative_that_cannot_be_drawn_has_a_finite_logprob(python_answers: Mapping[str, Any]) -> None:
+    for entry in python_answers["chat, alternatives that cannot be drawn"]["choices"][0]["logprobs"]["content"]:
+        drawn, *others = [top["logprob"] for top in entry["top_logprobs"]]
+        assert (drawn, entry["logprob"]) == (0.0, 0.0)
+        assert all(math.isfinite(other) and other < -100 for other in others)
 
 
 def test_special_tokens_in_a_turn_are_text(gateway: Gateway, tiny_engine: EngineEndpoint) -> None:

@@ -12,9 +12,11 @@ from gateway.core.limits import Limit, LimitScope
 from gateway.core.ports import OwnLimit, UnitOfWork
 from tests.stack import EngineEndpoint
 from tests.wire.gateways import Gateway, running_gateway
+from tests.wire.signing import sign
 from tests.wire.test_keys import key_of
-from tests.wire.training import BASE, datum, new_session, submit
+from tests.wire.training import BASE, datum, new_session, run, submit
 
+SAMPLE = "/sagemaker/training-sessions/one/sample"
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 
 
@@ -125,6 +127,20 @@ def test_queues_have_an_end(limited: Gateway) -> None:
             submit(client, session, "forward", data=[datum()])
         full = client.post(f"/sessions/{session}/forward", json={"data": [datum()]})
     assert (full.status_code, full.json()["error"]["details"]["quota"]) == (429, "queued_operations")
+    assert int(full.headers["Retry-After"]) >= 1
+
+
+@pytest.mark.parametrize("quota", ["versions", "stored_bytes"])
+def test_what_is_kept_has_an_end(gateway: Gateway, quota: str) -> None:
+    key = limit(gateway, key_of(gateway, f"keeps {quota}"), **{quota: 1})
+    with gateway.client(key) as client:
+        session = new_session(client)["id"]
+        run(client, session, "forward_backward", data=[datum()])
+        run(client, session, "optim_step")
+        run(client, session, "save_weights")
+        full = client.post(f"/sessions/{session}/save_weights", json={})
+        assert (full.status_code, full.json()["error"]["details"]["quota"]) == (429, quota)
+        assert int(full.headers["Retry-After"]) >= 1
 
 
 @pytest.mark.parametrize(
@@ -145,11 +161,25 @@ def test_a_request_above_a_size_is_refused_by_name(
     assert refused.json()["error"]["param"] == field
 
 
-def test_a_body_above_the_keys_limit_is_not_read(limited: Gateway) -> None:
+def test_more_prompts_than_a_request_may_have_are_refused_by_name(limited: Gateway) -> None:
+    key = limit(limited, key_of(limited), prompts=1)
+    with limited.openai_client(key) as client:
+        refused = client.post("/completions", json={"model": BASE, "prompt": ["a", "b"], "max_tokens": 1})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "limit_exceeded")
+    assert refused.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize("path", ["/training/v1/sample", "/v1/completions", "/tinker/api/v1/asample", SAMPLE])
+def test_a_body_above_the_keys_limit_is_refused_by_every_dialect_with_the_number(limited: Gateway, path: str) -> None:
     key = limit(limited, key_of(limited), body_bytes=1000)
-    with limited.client(key) as client:
-        long = client.post("/sample", json={"prompt": [97] * 1000})
-    assert (long.status_code, long.json()["error"]["details"]) == (413, {"limit": 1000})
+    headers = {"X-API-Key": key} if path.startswith("/tinker") else {"Authorization": f"Bearer {key}"}
+    request = httpx.Request("POST", f"{limited.url}{path}", json={"prompt": [97] * 1000}, headers=headers)
+    if path == SAMPLE:
+        del request.headers["Authorization"]
+        sign(request, key)
+    with httpx.Client() as client:
+        long = client.send(request)
+    assert (long.status_code, "larger than 1000 bytes" in long.text) == (413, True), long.text
 
 
 def test_the_default_of_the_gateway_binds_every_dialect(limited: Gateway) -> None:

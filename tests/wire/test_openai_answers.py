@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.wire.gateways import Gateway
-from tests.wire.training import BASE, new_session, trained_session, usage_of
+from tests.wire.training import BASE, new_session, run, trained_session, usage_of
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 PROMPT = "<user>Hello\n<assistant>"  # the scripted chat template, one token a byte
@@ -172,13 +172,24 @@ def test_one_version_answers_to_its_session_its_name_and_its_address(
     openai_client: httpx.Client, client: httpx.Client
 ) -> None:
     session = trained_session(client, name="chatty")
+    run(client, session, "save_weights", name="drawn")
+    client.put(f"/model_packages/{session}/aliases/kept", json={"version": 2}).raise_for_status()
+    arn = f"arn:aws:sagemaker:us-east-1:000000000000:model-package/{session}/2"
+    spellings = [
+        session,
+        "chatty",
+        f"{session}@2",
+        f"{session}@kept",
+        arn,
+        f"tinker://{session}/sampler_weights/drawn",
+    ]
     answers = [
         openai_client.post("/completions", json={"model": model, "prompt": "ab", "max_tokens": 4, "seed": 1})
-        for model in (session, "chatty", f"{session}@1")
+        for model in spellings
     ]
-    assert [answer.json()["model"] for answer in answers] == [session, "chatty", f"{session}@1"]
+    assert [answer.json()["model"] for answer in answers] == spellings
     assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
-    assert {answer.headers["X-Loopline-Version"] for answer in answers} == {f"{session}@1"}
+    assert {answer.headers["X-Loopline-Version"] for answer in answers} == {f"{session}@2"}
     base = openai_client.post("/completions", json={"model": BASE, "prompt": "ab", "max_tokens": 4, "seed": 1})
     assert base.json()["system_fingerprint"] not in {answer.json()["system_fingerprint"] for answer in answers}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from gateway.core.scripted import read_fingerprint
@@ -140,6 +141,33 @@ def test_an_engine_that_dies_in_mid_stream_is_an_error_frame_without_an_end_mark
             engine.start()
         body = {"model": session, **BODY, "max_tokens": 2}
         assert chat.post("/completions", json=body).text.rstrip().endswith("data: [DONE]")
+
+
+def test_an_engine_that_dies_in_mid_stream_makes_the_openai_client_raise_on_every_route(
+    slow: tuple[Gateway, EngineProcess],
+) -> None:
+    gateway, engine = slow
+    messages = [{"role": "user", "content": "abc"}]
+    with gateway.client() as client:
+        session = trained_session(client)
+        seed = long_seed(gateway, client, session, chat_prompt(messages))
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.keys.owner, max_retries=0) as sdk:
+        asked: dict[str, Any] = {"model": session, "stream": True, "extra_body": {"seed": seed}}
+        streams: list[Any] = [
+            sdk.completions.create(prompt=chat_prompt(messages), max_tokens=400, **asked),
+            sdk.chat.completions.create(messages=messages, max_tokens=400, **asked),
+            sdk.responses.create(input="abc", max_output_tokens=400, **asked),
+        ]
+        for stream in streams:
+            next(iter(stream))
+        engine.kill()
+        try:
+            for stream in streams:
+                with pytest.raises(openai.APIError) as raised:
+                    list(stream)
+                assert raised.value.code == "engine_lost"
+        finally:
+            engine.start()
 
 
 def test_many_streams_that_are_cut_are_billed_once_each(

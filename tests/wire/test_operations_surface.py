@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -28,6 +29,17 @@ def test_live_never_depends_on_anything_and_ready_says_what_is_missing(gateway: 
         "untrained: no engine is ready",
         "untrained: no trainer has shown itself lately",
     ]
+
+
+def test_live_answers_at_once_while_the_database_is_locked(scripted_engine: EngineEndpoint, tmp_path: Path) -> None:
+    with running_gateway(scripted_engine, tmp_path / "data", trainer=False) as gateway:
+        database = sqlite3.connect(gateway.settings.data_dir / "loopline.db", isolation_level=None)
+        database.execute("BEGIN EXCLUSIVE")
+        try:
+            with httpx.Client(base_url=gateway.url, timeout=5) as client:
+                assert [client.get("/livez").status_code for _ in range(20)] == [200] * 20
+        finally:
+            database.close()
 
 
 def test_ready_once_engine_and_trainer_are_there(scripted_engine: EngineEndpoint, tmp_path: Path) -> None:

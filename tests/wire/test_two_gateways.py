@@ -1,19 +1,23 @@
 """Two gateways in front of one engine: they divide its slots, and neither removes what the other works with."""
 
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.core.ids import KeyId
 from gateway.engines.launch import launch_scripted
 from tests.engines.fixtures import endpoint_of, running_engine, scripted_spec
 from tests.stack import EngineEndpoint
 from tests.wire.gateways import Gateway, joined_gateway, running_gateway
+from tests.wire.test_keys import await_refusal, key_of
 from tests.wire.training import trained_session
 
 SLOTS = 3
@@ -59,6 +63,17 @@ def _sample(client: httpx.Client, version: str, tokens: int = 12) -> Any:
     assert answer.status_code == 200, answer.text
     assert answer.headers["X-Loopline-Version"] == version
     return answer.json()["sequences"]
+
+
+def test_a_key_that_is_revoked_is_refused_by_both_within_a_second(both: tuple[Gateway, Gateway]) -> None:
+    key = key_of(both[0])
+    with both[0].client(key) as one, both[1].client(key) as other:
+        assert [client.get("/sessions").status_code for client in (one, other)] == [200, 200]
+        both[0].in_unit(lambda unit: unit.keys.revoke(KeyId(key.split("-")[1]), datetime.now(UTC)))
+        revoked = time.monotonic()
+        for client in (one, other):
+            await_refusal(client)
+        assert time.monotonic() - revoked < 1
 
 
 def test_more_versions_than_slots_answer_each_for_itself_through_both(
