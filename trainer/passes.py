@@ -100,10 +100,12 @@ class Passes:
         *,
         temperature: float = 1.0,
         trained_Q: Tensor | None = None,
+        served: torch.dtype | None = None,
     ) -> Tensor:
         """Return the log-probabilities of all targets of ``batch`` ``[Q]`` under ``adapter``, or (None) the base.
 
-        ``trained_Q`` marks the targets that may receive a gradient; None: all.
+        ``trained_Q`` marks the targets that may receive a gradient; None: all. ``served``: as engines of that dtype
+        compute, where the lean decoder takes the batch; the plain way always does.
         """
         if self._decoder is None or tree is None:
             return self._plain(adapter, batch)
@@ -116,6 +118,7 @@ class Passes:
             self._bank.scale(adapter),
             need_grad_positions=needed,
             temperature=temperature,
+            served=served,
         )
         return torch.cat([part.flatten() for part in parts])
 
@@ -127,8 +130,14 @@ class Passes:
         with torch.no_grad(), self._bank.active(adapter):
             return likeliest(self._model.hidden(tokens_T[None])[0], self._head(adapter), count)
 
-    def score(self, adapter: str | None, sequences: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
-        """Return, for every sequence, the log-probability of each of its tokens but the first."""
+    def score(
+        self,
+        adapter: str | None,
+        sequences: Sequence[Sequence[int]],
+        device: torch.device,
+        served: torch.dtype | None = None,
+    ) -> list[Tensor]:
+        """Return, for every sequence, the log-probability of each of its tokens but the first (``served``: above)."""
         data = [
             Datum(
                 model_input=TensorData.ints(sequence[:-1]),
@@ -140,7 +149,7 @@ class Passes:
         with self.active(adapter, data, train=False):
             for share in self.shares(data):
                 batch = assemble(data, share.rows, device)
-                values = batch.split(self.logprobs(adapter, batch, share.tree))
+                values = batch.split(self.logprobs(adapter, batch, share.tree, served=served))
                 found.update(zip(share.rows, values, strict=True))
         return [found[index] for index in range(len(data))]
 

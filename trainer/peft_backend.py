@@ -293,8 +293,13 @@ class PeftBackend:
         )
 
     def _score(self, adapter: str | None, sequences: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
-        """Return the log-probability of every token but the first, under an adapter or (None) the base."""
-        return tuple(tuple(to_data(values).values()) for values in self.passes.score(adapter, sequences, self._device))
+        """Return the log-probability of every token but the first, under an adapter or (None) the base, as engines
+        compute it: in 16 bits they lose part of a small adapter's effect.
+        """
+        dtype = DTYPES[self._base.dtype]
+        served = None if dtype == torch.float32 else dtype
+        scores = self.passes.score(adapter, sequences, self._device, served)
+        return tuple(tuple(to_data(values).values()) for values in scores)
 
     def _check_model(self) -> None:
         """Refuse a model of which transformers computes other log-probabilities than we do, on a fixed sequence."""

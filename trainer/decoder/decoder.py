@@ -84,8 +84,11 @@ class LoraDecoder:
         *,
         need_grad_positions: Sequence[Tensor] | None = None,
         temperature: float = 1.0,
+        served: torch.dtype | None = None,
     ) -> list[Tensor]:
         """As ``logprobs``, for the datums of one micro-batch: ``targets[i]`` belongs to ``batch.datums[i]``.
+
+        With ``served`` LoRA is added as engines of that dtype add it: to a product that is rounded already.
 
         ``need_grad_positions[i]`` (bool [N]) marks positions that may receive a gradient; None: all. A gradient
         anywhere else raises ValueError in backward.
@@ -93,7 +96,7 @@ class LoraDecoder:
         adapter = loras.cast(lora, self.model.weights, scale, self.model.dtype)
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in lora.values())
         queries = arrange(batch, targets, need_grad_positions, self.model.device)
-        run = Run(self.model, batch, adapter, queries, scale, temperature, tuple(lora), wanted)
+        run = Run(self.model, batch, adapter, queries, scale, temperature, tuple(lora), wanted, served)
         flat = cast(Tensor, Logprobs.apply(run, *lora.values()))
         ends = np.cumsum([target.numel() for target in targets])
         ordered = flat[queries.order]

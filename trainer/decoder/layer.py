@@ -18,7 +18,10 @@ from trainer.decoder.weights import Layer, Projection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What all layers share: rotary factors [T, 1, head size / 2], attention blocks, dtype, epsilon."""
+    """What all layers share: rotary factors [T, 1, head size / 2], attention blocks, dtype, epsilon.
+
+    ``served`` is the dtype of an engine whose way of adding LoRA is followed; None: the exact way.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -26,6 +29,7 @@ class Rows:
     heads: Heads
     dtype: torch.dtype
     eps: float
+    served: torch.dtype | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +58,7 @@ def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bo
     count = x_TD.shape[0]
     h, rstd1 = ops.rms_norm(x_TD, layer.input_norm, rows.eps, rows.dtype)
     z_qkv = lora.qkv.inner(h)
-    qk, v = _project(h, layer.qkv, lora.qkv, z_qkv).tensor_split((heads.qk_width,), dim=1)
+    qk, v = project(h, layer.qkv, lora.qkv, z_qkv, rows.served).tensor_split((heads.qk_width,), dim=1)
     del h
     raw_qk, rstd_qk = None, None
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -63,14 +67,14 @@ def forward(x_TD: Tensor, layer: Layer, lora: LayerLora, rows: Rows, *, save: bo
     ops.rotate_(qk.view(count, heads.query + heads.kv, heads.size), rows.cos, rows.sin)
     attended, notes = attention.forward(qk, v, rows.blocks, heads, keep=save)
     z_o = lora.o.inner(attended)
-    x2 = _joined(x_TD, _project(attended, layer.o, lora.o, z_o))
+    x2 = _joined(x_TD, project(attended, layer.o, lora.o, z_o, rows.served))
     h, rstd2 = ops.rms_norm(x2, layer.post_norm, rows.eps, rows.dtype)
     z_gate_up = lora.gate_up.inner(h)
-    gate_up = _project(h, layer.gate_up, lora.gate_up, z_gate_up)
+    gate_up = project(h, layer.gate_up, lora.gate_up, z_gate_up, rows.served)
     del h
     act = ops.swiglu(gate_up)
     z_down = lora.down.inner(act)
-    x3 = _joined(x2, _project(act, layer.down, lora.down, z_down))
+    x3 = _joined(x2, project(act, layer.down, lora.down, z_down, rows.served))
     if not save:
         return x3, None
     saved = Saved(
@@ -142,8 +146,17 @@ def backward_(
     ops.rms_norm_backward_(dx_TD, dh, x_TD, saved.rstd1, layer.input_norm)
 
 
-def _project(x_TI: Tensor, projection: Projection, lora: Group, z_TR: Tensor | None) -> Tensor:
-    """Return ``x W^T + bias + LoRA``. The large product comes last, onto the small terms: its sum is rounded once."""
+def project(
+    x_TI: Tensor, projection: Projection, lora: Group, z_TR: Tensor | None, served: torch.dtype | None
+) -> Tensor:
+    """Return ``x W^T + bias + LoRA``. The large product comes last, onto the small terms: its sum is rounded once.
+
+    Engines round the large product first (``served``), and terms below half a unit of its last place vanish.
+    """
+    if served is not None and z_TR is not None:
+        product = torch.nn.functional.linear(x_TI, projection.weight, projection.bias).to(served).float()
+        lora.add(z_TR, product)
+        return product.to(served).to(x_TI.dtype)
     out_TO = x_TI.new_empty((x_TI.shape[0], projection.weight.shape[0]))
     started = lora.term(z_TR, out_TO)
     if projection.bias is not None:

@@ -55,6 +55,11 @@ class Group:
             torch.mm(z_TR[:, block.inner], block.B_OR.t(), out=out_TO[:, block.outer])
         return True
 
+    def add(self, z_TR: Tensor, out_TO: Tensor) -> None:
+        """Add the LoRA terms of all outputs to ``out_TO``."""
+        for block in self.blocks:
+            out_TO[:, block.outer] += torch.mm(z_TR[:, block.inner], block.B_OR.t())
+
     def inner_gradient(self, dy_TO: Tensor) -> Tensor | None:
         """Return the gradient [T, R] of ``inner``, given that of the outputs."""
         if self.A_RI is None:

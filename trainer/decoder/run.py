@@ -100,6 +100,7 @@ class Run:
         temperature: float,
         names: tuple[str, ...],
         train: bool,
+        served: torch.dtype | None,
     ) -> None:
         self._m = model
         self._batch = batch
@@ -109,6 +110,7 @@ class Run:
         self._temperature = temperature
         self._names = names
         self._train = train
+        self._served = served
         self._inputs: list[Tensor] = []
         self._saved: list[Saved | None] = []
         self._final: tuple[Tensor, Tensor, Tensor] | None = None
@@ -167,6 +169,7 @@ class Run:
             heads=Heads(query=w.heads, kv=w.kv_heads, size=w.head_dim, scale=w.score_scale),
             dtype=m.dtype,
             eps=w.eps,
+            served=self._served,
         )
 
     def _kept_layers(self, rows: int) -> int:
