@@ -30,6 +30,7 @@ from trainer.language_model import LanguageModel
 from trainer.logprobs import target_logprobs
 from trainer.memory import Footprint, machine_bytes, peak_bytes
 from trainer.model_hash import hash_model
+from trainer.objectives import objective_of
 from trainer.passes import Passes
 from trainer.peft_scorer import PeftScorer
 from trainer.progress import Note, unnoted
@@ -141,7 +142,7 @@ class PeftBackend:
 
     def check(self, session_id: SessionId, payload: Forward | ForwardBackward) -> None:
         self._use(session_id)
-        self.passes.check(session_id, payload.data)
+        self.passes.check(session_id, objective_of(payload).data)
 
     def forward(self, session_id: SessionId, payload: Forward, note: Note = unnoted) -> ForwardResult:
         self._use(session_id)

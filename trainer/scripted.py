@@ -16,6 +16,7 @@ from gateway.core.adapter_files import WEIGHTS_NAME
 from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
 from gateway.core.codec import encode_payload
+from gateway.core.custom_losses import CustomLoss
 from gateway.core.errors import Invalid
 from gateway.core.ids import SessionId, VersionId
 from gateway.core.payloads import Forward, ForwardBackward, LossFn, OptimStep
@@ -203,7 +204,7 @@ class ScriptedBackend:
                 decay * scripted_logprob(BASE_FINGERPRINT, before, int(token))
                 for before, token in zip(previous, targets.values(), strict=True)
             ]
-            weights = _weights(datum, payload.loss_fn)
+            weights = _weights(datum, payload.loss_fn, len(logprobs))
             loss -= sum(weight * logprob for weight, logprob in zip(weights, logprobs, strict=True))
             trained += sum(weight != 0 for weight in weights)
             outputs.append({"logprobs": TensorData.floats(logprobs, targets.shape)})
@@ -215,8 +216,10 @@ class ScriptedBackend:
         )
 
 
-def _weights(datum: Datum, loss_fn: LossFn) -> list[float]:
-    """Return what each position weighs in the loss."""
+def _weights(datum: Datum, loss_fn: LossFn | CustomLoss, targets: int) -> list[float]:
+    """Return what each target weighs in the loss; a custom loss is taken for the negative log-likelihood."""
+    if isinstance(loss_fn, CustomLoss):
+        return [1.0] * targets
     inputs = datum.loss_fn_inputs
     weights = [float(value) for value in inputs["weights"].values()] if "weights" in inputs else [1.0] * datum.length
     if loss_fn is LossFn.CROSS_ENTROPY:

@@ -7,13 +7,14 @@ base model. Its lag counts the adapters that the session saved into that group s
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+from gateway.core.custom_losses import CustomLoss
 from gateway.core.loss_inputs import SAMPLER_VERSION
 from gateway.core.payloads import Forward, ForwardBackward, Payload
 
 
 def sampler_versions(payload: Payload) -> Sequence[int]:
     """Return the number given by each datum that has one."""
-    if not isinstance(payload, Forward | ForwardBackward):
+    if not isinstance(payload, Forward | ForwardBackward) or isinstance(payload.loss_fn, CustomLoss):
         return ()
     given = [datum.loss_fn_inputs.get(SAMPLER_VERSION) for datum in payload.data]
     return [int(tensor.values()[0]) for tensor in given if tensor is not None]

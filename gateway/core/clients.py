@@ -1,8 +1,8 @@
 """Clients: programs that open sessions and samplers together, and say that they are alive.
 
-A client's sessions and samplers are numbered by the client itself, from 0, so that it may repeat a request whose
-answer it lost. The number is part of their address: ``client-...:train:0`` is a session, ``client-...:sample:0`` a
-sampler.
+A client's sessions, samplers and custom losses are numbered by the client itself, from 0, so that it may repeat a
+request whose answer it lost. The number is part of their address: ``client-...:train:0`` is a session,
+``client-...:sample:0`` a sampler, ``client-...:loss:0`` a custom loss.
 """
 
 import re
@@ -16,7 +16,7 @@ from gateway.core.ids import ClientId, KeyId, OperationId, ProjectId, SessionId,
 
 LIVES = timedelta(minutes=10)  # after its last sign of life, what a client's samplers stay with is in use
 
-_ADDRESS = re.compile(r"(client-[0-9a-z]{26}):(train|sample):(0|[1-9][0-9]{0,8})", re.ASCII)
+_ADDRESS = re.compile(r"(client-[0-9a-z]{26}):(train|sample|loss):(0|[1-9][0-9]{0,8})", re.ASCII)
 
 
 class Finish(StrEnum):
@@ -55,7 +55,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A client's own number for one of its sessions or samplers: at most one of each kind sits there."""
+    """A client's own number for one of its sessions, samplers or losses: at most one of each kind sits there."""
 
     client_id: ClientId
     number: int
@@ -65,6 +65,10 @@ class Seat:
         return f"{self.client_id}:train:{self.number}"
 
     @property
+    def loss_address(self) -> str:
+        return f"{self.client_id}:loss:{self.number}"
+
+    @property
     def sampler_address(self) -> str:
         return f"{self.client_id}:sample:{self.number}"
 
@@ -72,6 +76,11 @@ class Seat:
 def parse_session_address(text: str) -> Seat | None:
     """Split ``client-...:train:n``; return None when ``text`` is not of that form."""
     return _seat(text, "train")
+
+
+def parse_loss_address(text: str) -> Seat | None:
+    """Split ``client-...:loss:n``; return None when ``text`` is not of that form."""
+    return _seat(text, "loss")
 
 
 def parse_sampler_address(text: str) -> Seat | None:
@@ -101,4 +110,14 @@ class Sampler:
     operation_id: OperationId | None
     session_id: SessionId | None
     copies: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLoss:
+    """A custom loss that a client made; the blob ``document_digest`` holds its document."""
+
+    seat: Seat
+    project_id: ProjectId
+    document_digest: str
     created_at: datetime

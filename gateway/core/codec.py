@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, assert_never
 
+from gateway.core.custom_losses import CustomLoss
 from gateway.core.errors import Kind
 from gateway.core.ids import VersionId
+from gateway.core.loss_documents import read_loss, write_loss
 from gateway.core.payloads import (
     Forward,
     ForwardBackward,
@@ -30,7 +32,7 @@ def encode_payload(payload: Payload) -> bytes:
     header: dict[str, Any] = {"kind": kind_of(payload).value}
     match payload:
         case Forward() | ForwardBackward():
-            header["loss_fn"] = payload.loss_fn.value
+            header |= _loss_header(payload.loss_fn)
             header["config"] = {name: _canonical(value) for name, value in payload.loss_fn_config.items()}
             header["data"] = [
                 [writer.tensor(datum.model_input), writer.named(datum.loss_fn_inputs)] for datum in payload.data
@@ -56,6 +58,10 @@ def encode_payload(payload: Payload) -> bytes:
         case _:
             assert_never(payload)
     return writer.finish(header)
+
+
+def _loss_header(loss: LossFn | CustomLoss) -> dict[str, Any]:
+    return {"custom_loss": write_loss(loss)} if isinstance(loss, CustomLoss) else {"loss_fn": loss.value}
 
 
 def _labels_header(labels: Labels) -> dict[str, Any]:
@@ -127,7 +133,8 @@ def _forward_fields(reader: Reader) -> dict[str, Any]:
         Datum(model_input=reader.tensor(tokens), loss_fn_inputs=reader.named(inputs))
         for tokens, inputs in header["data"]
     )
-    return {"data": data, "loss_fn": LossFn(header["loss_fn"]), "loss_fn_config": header["config"]}
+    loss_fn = read_loss(header["custom_loss"]) if "custom_loss" in header else LossFn(header["loss_fn"])
+    return {"data": data, "loss_fn": loss_fn, "loss_fn_config": header["config"]}
 
 
 def encode_outcome(outcome: Outcome) -> bytes:

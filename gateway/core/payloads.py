@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gateway.core.custom_losses import CustomLoss
 from gateway.core.ids import VersionId
 from gateway.core.tensors import Datum
 from gateway.core.versions import Labels
@@ -29,7 +30,7 @@ class Forward:
     """Log-probabilities and loss of ``data`` under the current weights; touches no gradient."""
 
     data: tuple[Datum, ...]
-    loss_fn: LossFn
+    loss_fn: LossFn | CustomLoss
     loss_fn_config: Mapping[str, float]
 
 
@@ -38,7 +39,7 @@ class ForwardBackward:
     """As ``Forward``, and adds the gradient of the summed loss to the session's accumulator."""
 
     data: tuple[Datum, ...]
-    loss_fn: LossFn
+    loss_fn: LossFn | CustomLoss
     loss_fn_config: Mapping[str, float]
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from gateway.core.catalog import BaseModel
+from gateway.core.custom_losses import LOGPROBS, CustomLoss
 from gateway.core.errors import Invalid
 from gateway.core.loss_inputs import (
     CLIP_HIGH,
@@ -19,6 +20,7 @@ from gateway.core.loss_inputs import (
 from gateway.core.payloads import Forward, ForwardBackward, LossFn, OptimStep
 from gateway.core.tensors import Datum, DType, TensorData
 
+TARGET_TOKENS = "target_tokens"
 MAX_DATUMS = 1024
 MAX_HYPER_PARAMETER = 1e6  # learning rates and the like far above it take float32 weights out of range in one step
 
@@ -36,9 +38,18 @@ def check_forward(payload: Forward | ForwardBackward, model: BaseModel) -> None:
             field="data",
             details={"limit": MAX_DATUMS, "got": len(payload.data)},
         )
-    check_config(payload.loss_fn, payload.loss_fn_config)
+    loss_fn, config = payload.loss_fn, payload.loss_fn_config
+    if isinstance(loss_fn, CustomLoss) and config:
+        raise Invalid("a custom loss has no settings", code="unknown_setting", field="loss_fn_config")
+    if not isinstance(loss_fn, CustomLoss):
+        check_config(loss_fn, config)
     for index, datum in enumerate(payload.data):
-        _check_datum(datum, index, payload.loss_fn, payload.loss_fn_config, model)
+        _check_model_input(datum, index, model)
+        if isinstance(loss_fn, CustomLoss):
+            _check_custom_inputs(datum, index, loss_fn)
+        else:
+            _check_inputs(datum, index, loss_fn, config)
+        _check_ids(datum.loss_fn_inputs["target_tokens"], f"data[{index}].loss_fn_inputs.target_tokens", model, index)
 
 
 def check_optim_step(step: OptimStep) -> None:
@@ -71,28 +82,66 @@ def check_tokens(tokens: Sequence[int], model: BaseModel, *, field: str) -> None
         raise _out_of_vocabulary(f"{field}[{position}]", tokens[position], model, {"position": position})
 
 
-def _check_datum(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float], model: BaseModel) -> None:
+def _check_model_input(datum: Datum, index: int, model: BaseModel) -> None:
     where = f"data[{index}]"
-    details = {"datum": index}
     if not 1 <= datum.length <= model.context_length:
         raise Invalid(
             f"{where}.model_input must hold 1 to {model.context_length} tokens, got {datum.length}",
             code="context_length_exceeded" if datum.length else "invalid_request",
             field=f"{where}.model_input",
-            details={**details, "limit": model.context_length, "got": datum.length},
+            details={"datum": index, "limit": model.context_length, "got": datum.length},
         )
     _check_ids(datum.model_input, f"{where}.model_input", model, index)
+
+
+def _check_inputs(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float]) -> None:
     _check_names(datum, index, loss_fn, config)
     for name, tensor in datum.loss_fn_inputs.items():
-        field = f"{where}.loss_fn_inputs.{name}"
+        field = f"data[{index}].loss_fn_inputs.{name}"
         dtype = REQUIRED_INPUTS[loss_fn].get(name) or OPTIONAL_INPUTS[loss_fn][name]
         if tensor.dtype is not dtype:
-            raise Invalid(f"{field} must be {dtype}, got {tensor.dtype}", field=field, details=details)
+            raise Invalid(f"{field} must be {dtype}, got {tensor.dtype}", field=field, details={"datum": index})
         _check_shape(datum, name, index, loss_fn)
-        if (position := tensor.first_non_finite()) is not None:
-            raise _bad_value(field, tensor, position, "is not finite", "non_finite", index)
-    _check_ids(datum.loss_fn_inputs["target_tokens"], f"{where}.loss_fn_inputs.target_tokens", model, index)
+        _check_finite(tensor, field, index)
     _check_values(datum, index, loss_fn, config)
+
+
+def _check_custom_inputs(datum: Datum, index: int, loss: CustomLoss) -> None:
+    """Check that the datum has targets and what the loss reads, in the ranks it declares, and nothing else."""
+    where, given = f"data[{index}].loss_fn_inputs", datum.loss_fn_inputs
+    ranks = {each.name: each.rank for each in loss.inputs if each.name != LOGPROBS}
+    for name in (TARGET_TOKENS, *ranks):
+        if name not in given:
+            raise Invalid(
+                f"data[{index}]: the loss {loss.name!r} needs loss_fn_inputs.{name}",
+                code="missing_loss_input",
+                field=f"{where}.{name}",
+                details={"datum": index},
+            )
+    for name, tensor in given.items():
+        if name != TARGET_TOKENS and name not in ranks:
+            raise Invalid(
+                f"the loss {loss.name!r} reads no input {name[:80]!r}",
+                code="unknown_loss_input",
+                field=f"{where}.{name[:80]}",
+                details={"datum": index},
+            )
+        rank = loss.inputs[0].rank if name == TARGET_TOKENS else ranks[name]
+        if len(tensor.shape) != rank or rank != ranks.get(name, rank):
+            raise Invalid(
+                f"{where}.{name} must have rank {rank}, as the loss {loss.name!r} declares, got shape "
+                f"{list(tensor.shape)}",
+                code="length_mismatch",
+                field=f"{where}.{name}",
+                details={"datum": index, "limit": rank, "got": len(tensor.shape)},
+            )
+        _check_finite(tensor, f"{where}.{name}", index)
+    _check_shape(datum, TARGET_TOKENS, index, LossFn.CROSS_ENTROPY)
+
+
+def _check_finite(tensor: TensorData, field: str, index: int) -> None:
+    if (position := tensor.first_non_finite()) is not None:
+        raise _bad_value(field, tensor, position, "is not finite", "non_finite", index)
 
 
 def _check_names(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float]) -> None:

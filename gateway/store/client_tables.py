@@ -1,4 +1,4 @@
-"""The tables of programs that open sessions and samplers, and of samples that run in the background. See ``tables``."""
+"""The tables of programs, of what they open and make, and of samples that run in the background. See ``tables``."""
 
 from sqlalchemy import JSON, CheckConstraint, Column, ForeignKey, Index, Integer, Table, Text, UniqueConstraint
 
@@ -53,4 +53,14 @@ samplers = Table(
     Column("copies", Integer, nullable=False, comment="Processes that joined the first one"),
     Column("created_at", UtcMicros, nullable=False, comment="When"),
     Index("ix_samplers_operation_id", "operation_id"),
+)
+
+custom_losses = Table(
+    "custom_losses",
+    metadata,
+    Column("client_id", Text, ForeignKey(clients.c.id), primary_key=True, comment="Whose loss"),
+    Column("client_number", Integer, primary_key=True, comment="That client's number for it"),
+    Column("project_id", Text, ForeignKey(projects.c.id), nullable=False, comment="The client's"),
+    Column("document_digest", Text, nullable=False, comment="The blob that holds its graph"),
+    Column("created_at", UtcMicros, nullable=False, comment="When"),
 )

@@ -1,14 +1,14 @@
-"""ClientStore on SQL: clients and their samplers."""
+"""ClientStore on SQL: clients, their samplers and their custom losses."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, and_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Table, and_, select, update
 
-from gateway.core.clients import Client, Finish, Sampler, Seat
+from gateway.core.clients import Client, Finish, Sampler, Seat, StoredLoss
 from gateway.core.ids import ClientId, KeyId, OperationId, ProjectId, SessionId, VersionId
-from gateway.store.client_tables import clients, samplers
+from gateway.store.client_tables import clients, custom_losses, samplers
 from gateway.store.sessions import ACCEPTING
 from gateway.store.tables import sessions
 from gateway.store.text import missing, require_id, require_storable
@@ -106,7 +106,7 @@ class SqlClientStore:
 
     async def sampler(self, project_id: ProjectId, seat: Seat) -> Sampler:
         row = await self._transaction.first(
-            select(samplers).where(and_(_sits(seat), samplers.c.project_id == project_id))
+            select(samplers).where(and_(_sits(samplers, seat), samplers.c.project_id == project_id))
         )
         if row is None:
             raise missing("sampler", seat.sampler_address)
@@ -124,10 +124,34 @@ class SqlClientStore:
         )
         return [_sampler_of(row) for row in rows]
 
+    async def add_loss(self, loss: StoredLoss) -> StoredLoss:
+        row = {
+            "client_id": loss.seat.client_id,
+            "client_number": loss.seat.number,
+            "project_id": loss.project_id,
+            "document_digest": loss.document_digest,
+            "created_at": loss.created_at,
+        }
+        await self._transaction.insert_new(custom_losses, row)
+        return await self.loss(loss.project_id, loss.seat)
+
+    async def loss(self, project_id: ProjectId, seat: Seat) -> StoredLoss:
+        row = await self._transaction.first(
+            select(custom_losses).where(and_(_sits(custom_losses, seat), custom_losses.c.project_id == project_id))
+        )
+        if row is None:
+            raise missing("custom loss", seat.loss_address)
+        return StoredLoss(
+            seat=seat,
+            project_id=project_id,
+            document_digest=row["document_digest"],
+            created_at=row["created_at"],
+        )
+
     async def join_sampler(self, project_id: ProjectId, seat: Seat) -> int:
         rows = await self._transaction.write_returning(
             update(samplers)
-            .where(and_(_sits(seat), samplers.c.project_id == project_id))
+            .where(and_(_sits(samplers, seat), samplers.c.project_id == project_id))
             .values(copies=samplers.c.copies + 1)
             .returning(samplers.c.copies)
         )
@@ -147,8 +171,8 @@ def _owned(project_id: ProjectId, client_id: ClientId) -> ColumnElement[bool]:
     return and_(clients.c.id == client_id, clients.c.project_id == project_id)
 
 
-def _sits(seat: Seat) -> ColumnElement[bool]:
-    return and_(samplers.c.client_id == seat.client_id, samplers.c.client_number == seat.number)
+def _sits(table: Table, seat: Seat) -> ColumnElement[bool]:
+    return and_(table.c.client_id == seat.client_id, table.c.client_number == seat.number)
 
 
 def _client_of(row: RowMapping) -> Client:

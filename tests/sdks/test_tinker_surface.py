@@ -28,7 +28,7 @@ OPENED = Works("test_a_session_lists_what_it_opened")
 VERDICTS: dict[str, Verdict] = {
     "ServiceClient.close": Works("test_a_finished_program_is_told_to_stop"),
     "ServiceClient.copy_weights": COPY,
-    "ServiceClient.create_custom_loss": Works("test_a_traced_loss_is_evaluated_on_the_client"),
+    "ServiceClient.create_custom_loss": Works("test_the_server_evaluates_a_traced_loss_as_the_client_does"),
     "ServiceClient.create_lora_training_client": Works("test_a_model_is_described_as_it_was_asked_for"),
     "ServiceClient.create_rest_client": RUN,
     "ServiceClient.create_sampling_client": Works("test_a_named_checkpoint_is_sampled_by_its_path"),
@@ -41,7 +41,9 @@ VERDICTS: dict[str, Verdict] = {
     "TrainingClient.create_sampling_client": Works("test_a_named_checkpoint_is_sampled_by_its_path"),
     "TrainingClient.forward": STEP,
     "TrainingClient.forward_backward": STEP,
-    "TrainingClient.forward_backward_custom": Works("test_a_custom_loss_steps_on_its_own_gradient"),
+    "TrainingClient.forward_backward_custom": Works(
+        "test_a_custom_loss_moves_the_weights_where_plain_torch_moves_them"
+    ),
     "TrainingClient.get_console_url": NotApplicable(
         "a text that the SDK builds, of a console that is not this server's"
     ),
@@ -101,7 +103,6 @@ REFUSED_ROUTES = {
 UNASKED_ROUTES = {
     "/api/v1/auth/apikey/me": "logs in to and out of the hosted service",
     "/api/v1/auth/token": "`pjwt_auth_enabled` is off: the key itself is sent",
-    "/api/v1/create_custom_loss": "`custom_loss_server_side` is off: custom losses run on the client",
     "/api/v1/retrieve_futures": "`sample_use_retrieve_futures` is off: results are fetched one by one",
 }
 
@@ -137,8 +138,8 @@ def test_every_route_of_the_sdk_is_served_or_never_asked_for() -> None:
 
 def test_the_flags_that_would_ask_for_missing_routes_are_off() -> None:
     told = ClientConfig(fwdbwd_max_chunk_len=1).model_dump()
-    flags = ("pjwt_auth_enabled", "custom_loss_server_side", "sample_use_retrieve_futures")
-    assert [told.get(flag, False) for flag in flags] == [False] * 3
+    flags = ("pjwt_auth_enabled", "sample_use_retrieve_futures")
+    assert [told.get(flag, False) for flag in flags] == [False] * 2
 
 
 def test_the_page_tells_the_routes() -> None:

@@ -255,20 +255,6 @@ def test_a_custom_loss_steps_on_its_own_gradient(training: tinker.TrainingClient
     assert step.result().metrics["learning_rate:mean"] == pytest.approx(1e-4)
 
 
-def test_a_traced_loss_is_evaluated_on_the_client(
-    service: tinker.ServiceClient, training: tinker.TrainingClient
-) -> None:
-    pytest.importorskip("torch")
-
-    def weighted(logprobs, weights):
-        return -(logprobs * weights).sum(), {}
-
-    handle = service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result()
-    metrics = training.forward_backward_custom([datum(3)], handle).result().metrics
-    expected = sum(scripted_logprob(BASE_FINGERPRINT, token, token + 1) for token in range(97, 100))
-    assert metrics["loss:sum"] == pytest.approx(-expected, rel=1e-5)
-
-
 def test_alternatives_are_sent_sparse_and_scored_densely(training: tinker.TrainingClient) -> None:
     torch = pytest.importorskip("torch")
     targets, weights = torch.zeros(8, 4, dtype=torch.int64), torch.zeros(8, 4)

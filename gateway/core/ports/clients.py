@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from gateway.core.clients import Client, Finish, Sampler, Seat
+from gateway.core.clients import Client, Finish, Sampler, Seat, StoredLoss
 from gateway.core.ids import ClientId, OperationId, ProjectId, SessionId
 
 
 class ClientStore(Protocol):
-    """Clients and their samplers; their sessions are in SessionStore."""
+    """Clients, their samplers and their custom losses; their sessions are in SessionStore."""
 
     async def add(self, client: Client) -> None: ...
 
@@ -43,6 +43,14 @@ class ClientStore(Protocol):
 
     async def samplers(self, project_id: ProjectId, client_id: ClientId) -> Sequence[Sampler]:
         """By number."""
+        ...
+
+    async def add_loss(self, loss: StoredLoss) -> StoredLoss:
+        """Add a custom loss, or return the one that sits there already."""
+        ...
+
+    async def loss(self, project_id: ProjectId, seat: Seat) -> StoredLoss:
+        """Raises NotFound."""
         ...
 
     async def join_sampler(self, project_id: ProjectId, seat: Seat) -> int:

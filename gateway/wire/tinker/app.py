@@ -3,7 +3,19 @@
 from fastapi import FastAPI
 
 from gateway.wire import downloads
-from gateway.wire.tinker import checkpoints, copies, errors, futures, runs, sampling, service, training, usage, weights
+from gateway.wire.tinker import (
+    checkpoints,
+    copies,
+    errors,
+    futures,
+    losses,
+    runs,
+    sampling,
+    service,
+    training,
+    usage,
+    weights,
+)
 
 
 def create_tinker_app() -> FastAPI:
@@ -20,6 +32,7 @@ def create_tinker_app() -> FastAPI:
     errors.install(app)
     for router in (
         service.router,
+        losses.router,
         training.router,
         training.turns,
         training.binary_turns,

@@ -5,6 +5,7 @@ from typing import Any, assert_never
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from gateway.core.clients import parse_loss_address
 from gateway.core.errors import Conflict, Kind
 from gateway.core.ids import OperationId, ProjectId, SampleId, SessionId
 from gateway.core.operations import Operation, Status
@@ -16,6 +17,7 @@ from gateway.wire.metering import paid_headers
 from gateway.wire.sampling_jobs import Answer, SamplingJobs
 from gateway.wire.tinker.checkpoints import path_of
 from gateway.wire.tinker.errors import failed, render
+from gateway.wire.tinker.losses import find_loss
 from gateway.wire.tinker.protobuf import encode_forward
 from gateway.wire.tinker.routes import PROTOBUF, TinkerRoute
 from gateway.wire.tinker.schemas import CancelAsked, RetrieveAsked, TryAgain
@@ -45,6 +47,10 @@ async def retrieve_future(
         async with database.read() as unit:
             session = await unit.sessions.get(project_id, SessionId(id))
         return JSONResponse({"model_id": session.address, "type": "create_model"})
+    if parse_loss_address(id) is not None:
+        async with database.read() as unit:
+            await find_loss(unit, project_id, id)
+        return JSONResponse({"loss_id": id, "type": "create_custom_loss"})
     operation = await futures.wait(project_id, OperationId(id), HOLD_S)
     return await _priced(database, prices, id, await _operation(database, operation))
 

@@ -5,16 +5,18 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
+from gateway.core.custom_losses import CustomLoss
 from gateway.core.errors import Invalid
 from gateway.core.payloads import Forward, ForwardBackward, LossFn
 from gateway.core.results import ForwardResult
 from gateway.core.sampling import Generation, StopReason
 from gateway.core.tensors import Datum, DType, TensorData
+from gateway.core.validation import TARGET_TOKENS
 from gateway.wire.tinker import wire_pb2 as pb
 from gateway.wire.tinker.questions import Question, Targets
 from gateway.wire.tinker.tensors import Cells, from_csr, int32, int64
@@ -32,11 +34,12 @@ _INSTEAD = "use importance_sampling, ppo, cispo, dro or gspo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """A batch and where it belongs."""
+    """A batch and where it belongs. ``loss_id`` names its custom loss, if it has one."""
 
     model_id: str
     seq_id: int
     forward_only: bool
+    loss_id: str | None
     body: pb.ForwardBackwardRequest
 
 
@@ -51,7 +54,13 @@ def parse(raw: bytes) -> Submitted:
         body.ParseFromString(raw)
     except DecodeError:
         raise Invalid("the body is not a ForwardBackwardRequest") from None
-    return Submitted(model_id=body.model_id, seq_id=body.seq_id, forward_only=body.forward_only, body=body)
+    return Submitted(
+        model_id=body.model_id,
+        seq_id=body.seq_id,
+        forward_only=body.forward_only,
+        loss_id=body.loss_fn_config_v2["loss_id"].text if body.loss_fn == "custom" else None,
+        body=body,
+    )
 
 
 def envelope(begins: bytes) -> tuple[str, int] | None:
@@ -67,18 +76,33 @@ def _varint(digits: bytes) -> int:
     return sum((digit & 0x7F) << (7 * place) for place, digit in enumerate(digits))
 
 
-def payload_of(submitted: Submitted) -> Forward | ForwardBackward:
-    """Read the batch itself.
+def payload_of(submitted: Submitted, loss: CustomLoss | None) -> Forward | ForwardBackward:
+    """Read the batch itself; ``loss`` is its custom loss, if it has one.
 
     Raises:
         Invalid: names the field, and the datum by index in ``details``.
     """
     body, cells = submitted.body, Cells()
+    data = tuple(_datum(index, datum, cells) for index, datum in enumerate(body.data))
     return (Forward if submitted.forward_only else ForwardBackward)(
-        data=tuple(_datum(index, datum, cells) for index, datum in enumerate(body.data)),
-        loss_fn=_loss_fn(body.loss_fn),
+        data=data if loss is None else tuple(read_by(loss, datum) for datum in data),
+        loss_fn=_loss_fn(body.loss_fn) if loss is None else loss,
         loss_fn_config=_config(body),
     )
+
+
+def read_by(loss: CustomLoss, datum: Datum) -> Datum:
+    """Return a datum with what ``loss`` reads: the client keeps the rest to itself where it evaluates a loss.
+
+    A scalar's shape is not sent.
+    """
+    ranks = {each.name: each.rank for each in loss.inputs}
+    read: dict[str, TensorData] = {}
+    for name, tensor in datum.loss_fn_inputs.items():
+        if name == TARGET_TOKENS or name in ranks:
+            scalar = ranks.get(name) == 0 and tensor.shape == (1,)
+            read[name] = replace(tensor, shape=()) if scalar else tensor
+    return replace(datum, loss_fn_inputs=read)
 
 
 def _loss_fn(name: str) -> LossFn:
@@ -88,7 +112,7 @@ def _loss_fn(name: str) -> LossFn:
             code="unknown_loss_fn",
             field="loss_fn",
         )
-    known = [loss.value for loss in LossFn]
+    known = [*(loss.value for loss in LossFn), "custom"]
     if name not in known:
         raise Invalid(
             f"no loss function {name[:80]!r}; known: {', '.join(known)}", code="unknown_loss_fn", field="loss_fn"
@@ -100,6 +124,8 @@ def _config(body: pb.ForwardBackwardRequest) -> Mapping[str, float]:
     """The second map wins: the client writes numbers to both, text to that one alone."""
     config = dict(body.loss_fn_config)
     for name, value in body.loss_fn_config_v2.items():
+        if name == "loss_id" and body.loss_fn == "custom":
+            continue
         if value.WhichOneof("value") != "number":
             field = f"loss_fn_config.{name[:80]}"
             raise Invalid(f"{field} must be a number", field=field)

@@ -46,7 +46,7 @@ class ClientConfig(Told):
     sample_max_concurrent_requests: int = 2000
     sample_join_sampling_session: bool = True
     billing_exception_max_pause_duration_sec: int = 0  # out of budget: asked once more after 5 s, then told
-    custom_loss_server_side: bool = False
+    custom_loss_server_side: bool = True
     pjwt_auth_enabled: bool = False
 
 

@@ -9,6 +9,7 @@ from gateway.core.bodies import Body
 from gateway.core.catalog import BaseModel, Catalog
 from gateway.core.clients import Seat
 from gateway.core.clock import Clock
+from gateway.core.custom_losses import CustomLoss
 from gateway.core.errors import Conflict, Invalid
 from gateway.core.opening import drawn_seed, new_session
 from gateway.core.operations import Operation
@@ -20,6 +21,7 @@ from gateway.core.submission import check_payload, submit
 from gateway.wire.deps import CatalogDep, ClockDep, DatabaseDep, Reading, TrainCaller, Writing, note_change
 from gateway.wire.idempotency import request_digest
 from gateway.wire.tinker import protobuf
+from gateway.wire.tinker.losses import read_stored
 from gateway.wire.tinker.routes import ProtobufTurnRoute, TinkerRoute, TurnRoute
 from gateway.wire.tinker.schemas import CreateModelAsked, Future, GetInfoAsked, InfoTold, ModelData, OptimStepAsked
 from gateway.wire.tinker.translate import (
@@ -139,12 +141,15 @@ async def _batch(
     submitted = protobuf.parse(await request.body())
     async with database.read() as unit:
         session = await find_model(unit, principal.project_id, submitted.model_id)
-    payload = await asyncio.to_thread(_checked_batch, submitted, catalog.get(session.base_model))
+        loss = None
+        if submitted.loss_id is not None:
+            loss = await read_stored(unit, principal.project_id, submitted.loss_id)
+    payload = await asyncio.to_thread(_checked_batch, submitted, loss, catalog.get(session.base_model))
     return session, payload, seq_of(check_seq(submitted.seq_id))
 
 
-def _checked_batch(submitted: protobuf.Submitted, model: BaseModel) -> Payload:
-    payload = protobuf.payload_of(submitted)
+def _checked_batch(submitted: protobuf.Submitted, loss: CustomLoss | None, model: BaseModel) -> Payload:
+    payload = protobuf.payload_of(submitted, loss)
     check_payload(payload, model)
     return payload
 
