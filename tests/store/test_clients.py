@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.core.clients import Client, Finish, Sampler, Seat, parse_sampler_address, parse_session_address
+from gateway.core.clients import Client, Finish, Sampler, Seat, StoredLoss, parse_sampler_address, parse_session_address
 from gateway.core.errors import NotFound
 from gateway.core.ids import ClientId, new_client_id, new_sample_id
 from gateway.core.operations import Status
@@ -101,6 +101,25 @@ async def test_a_seat_keeps_its_first_sampler_and_counts_who_joins(bench: Bench)
         assert [await unit.clients.join_sampler(bench.project_id, seat) for _ in range(2)] == [1, 2]
         with pytest.raises(NotFound):
             await unit.clients.join_sampler(bench.project_id, Seat(client_id=ClientId(f"{client.id}"), number=4))
+
+
+async def test_a_seat_keeps_its_first_loss_within_its_project(bench: Bench) -> None:
+    client = await client_of(bench)
+    async with bench.database.write() as unit:
+        digest = await unit.blobs.put(bench.project_id, b"{}")
+        loss = StoredLoss(
+            seat=Seat(client_id=client.id, number=0),
+            project_id=bench.project_id,
+            document_digest=digest,
+            created_at=bench.clock.now(),
+        )
+        assert await unit.clients.add_loss(loss) == loss
+        assert await unit.clients.add_loss(replace(loss, document_digest="0" * 64)) == loss
+        stranger = await unit.keys.ensure_project("stranger")
+        for project_id, seat in ((stranger, loss.seat), (bench.project_id, replace(loss.seat, number=1))):
+            with pytest.raises(NotFound) as missing:
+                await unit.clients.loss(project_id, seat)
+            assert missing.value.code == "custom_loss_not_found"
 
 
 async def test_refused_turns_are_passed_in_order_and_block_nobody(bench: Bench) -> None:
