@@ -27,7 +27,7 @@ __all__ = ["sdk_is_collected"]
 pytestmark = [*SDK_WARNINGS, pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")]
 
 WARM = types.AdamParams(learning_rate=1e-3)
-STEP = types.AdamParams(learning_rate=100.0, beta1=0.9, beta2=0.95, eps=1000.0)
+STEP = types.AdamParams(learning_rate=1e5, beta1=0.9, beta2=0.95, eps=1000.0)
 """The step that is compared: large, so that float32 holds the difference of two weights to six digits."""
 SEQUENCES = ([1000, 2000, 3000, 4000, 5000, 6000], [17, 4711, 9], [300, 301, 302, 303])
 
@@ -160,7 +160,7 @@ def test_a_custom_loss_moves_the_weights_where_plain_torch_moves_them(
     deltas: dict[str, tuple[Tensor, float]], way: str
 ) -> None:
     ours, theirs = deltas[way][0], deltas["plain"][0]
-    assert float(theirs.norm()) > 1.0
+    assert float(theirs.norm()) > 0.1
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
 
 
