@@ -29,28 +29,33 @@ TEXT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A base model, what adapters of it are trained on and scored by, and how far scores may be apart (mean, nats)."""
+    """A base model, what adapters of it are trained on and scored by, and how far scores may be apart (mean, nats).
+
+    Of an adapter of few steps 16-bit libraries lose what lies below the last place of a product or a merged weight.
+    """
 
     base: Path
     dtype: str
     tokens: Sequence[int]
+    steps: int
     learning_rate: float
     mean: float
 
 
 def tiny(base: Path) -> Subject:
-    return Subject(base=base, dtype="float32", tokens=TOKENS, learning_rate=5e-3, mean=1e-4)
+    return Subject(base=base, dtype="float32", tokens=TOKENS, steps=4, learning_rate=5e-3, mean=1e-4)
 
 
 def smollm(base: Path) -> Subject:
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
-    return Subject(base=base, dtype="bfloat16", tokens=tokenizer(TEXT)["input_ids"], learning_rate=5e-4, mean=0.05)
+    tokens = tokenizer(TEXT)["input_ids"]
+    return Subject(base=base, dtype="bfloat16", tokens=tokens, steps=8, learning_rate=1e-3, mean=0.05)
 
 
 def trained(world: World, subject: Subject, *, unembed: bool, group: str) -> str:
-    """Return a session of a few steps on the subject's tokens; rank and scale are not those of a default."""
+    """Return a session that was trained on the subject's tokens; rank and scale are not those of a default."""
     session = world.open(lora={"rank": 6, "alpha": 9, "train_unembed": unembed}, model_package_group=group)
-    for _ in range(4):
+    for _ in range(subject.steps):
         world.step(session, [lesson(subject.tokens, prompt=1)], learning_rate=subject.learning_rate)
     return session
 
