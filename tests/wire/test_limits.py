@@ -17,6 +17,7 @@ from tests.wire.test_keys import key_of
 from tests.wire.training import BASE, datum, new_session, run, submit
 
 SAMPLE = "/sagemaker/training-sessions/one/sample"
+WORKING = ("/training/v1/sample", "/v1/completions", "/tinker/api/v1/asample", SAMPLE)
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
 
 
@@ -169,17 +170,32 @@ def test_more_prompts_than_a_request_may_have_are_refused_by_name(limited: Gatew
     assert refused.json()["error"]["param"] == "prompt"
 
 
-@pytest.mark.parametrize("path", ["/training/v1/sample", "/v1/completions", "/tinker/api/v1/asample", SAMPLE])
+def sent(gateway: Gateway, path: str, key: str, body: dict[str, Any]) -> httpx.Response:
+    """Post ``body`` as the dialect of ``path`` does."""
+    request = httpx.Request("POST", f"{gateway.url}{path}", json=body)
+    if path == SAMPLE:
+        sign(request, key)
+    elif path.startswith("/tinker"):
+        request.headers["X-API-Key"] = key
+    else:
+        request.headers["Authorization"] = f"Bearer {key}"
+    with httpx.Client() as client:
+        return client.send(request)
+
+
+@pytest.mark.parametrize("path", WORKING)
 def test_a_body_above_the_keys_limit_is_refused_by_every_dialect_with_the_number(limited: Gateway, path: str) -> None:
     key = limit(limited, key_of(limited), body_bytes=1000)
-    headers = {"X-API-Key": key} if path.startswith("/tinker") else {"Authorization": f"Bearer {key}"}
-    request = httpx.Request("POST", f"{limited.url}{path}", json={"prompt": [97] * 1000}, headers=headers)
-    if path == SAMPLE:
-        del request.headers["Authorization"]
-        sign(request, key)
-    with httpx.Client() as client:
-        long = client.send(request)
+    long = sent(limited, path, key, {"prompt": [97] * 1000})
     assert (long.status_code, "larger than 1000 bytes" in long.text) == (413, True), long.text
+
+
+@pytest.mark.parametrize("path", WORKING)
+def test_every_dialect_says_when_to_come_back(limited: Gateway, path: str) -> None:
+    key = limit(limited, key_of(limited), requests_per_minute=1)
+    answers = [sent(limited, path, key, {}) for _ in range(2)]
+    assert (answers[0].status_code, answers[1].status_code) in ((400, 429), (404, 429))
+    assert 55 <= int(answers[1].headers["Retry-After"]) <= 60
 
 
 def test_the_default_of_the_gateway_binds_every_dialect(limited: Gateway) -> None:
