@@ -7,6 +7,7 @@ from starlette.routing import Match, Route
 
 from gateway.wire.tinker.app import create_tinker_app
 from gateway.wire.tinker.schemas import ClientConfig
+from tests.sdks.tinker_checklist import CHECKLIST
 from tests.sdks.tinker_surface import NotApplicable, Refused, Verdict, Works, methods, route_table, routes, table
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +114,13 @@ def test_every_method_has_a_verdict_and_its_test_exists() -> None:
     tests = set(re.findall(r"^def (test_\w+)\(", sources, re.MULTILINE))
     named = {verdict.test for verdict in VERDICTS.values() if not isinstance(verdict, NotApplicable)}
     assert named - tests == set()
+
+
+def test_every_item_of_the_checklist_is_shown_by_tests_that_exist() -> None:
+    assert len(CHECKLIST) == 30
+    sources = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = set(re.findall(r"^(?:async )?def (test_\w+)\(", sources, re.MULTILINE))
+    assert {test for shown in CHECKLIST.values() for test in shown} - tests == set()
 
 
 def test_the_page_tells_the_verdicts() -> None:
