@@ -61,9 +61,9 @@ def routes() -> set[str]:
     return {re.sub(r"\{\w+\}", "{}", path.partition("?")[0]) for path in found}
 
 
-def route_table(refused: Mapping[str, str], unasked: Mapping[str, str]) -> str:
-    """Return the rows of the page: why a route is refused or never asked for; every other one is served."""
-    rows = ["| route | here | why |", "|---|---|---|"]
+def route_table(served: Mapping[str, str], refused: Mapping[str, str], unasked: Mapping[str, str]) -> str:
+    """Return the rows of the page: which test shows a route, or why it is refused or never asked for."""
+    rows = ["| route | here | why, or what shows it |", "|---|---|---|"]
     for path in sorted(routes()):
         shown = path.removeprefix("/api/v1/").replace("{}", "…")
         if path in refused:
@@ -71,7 +71,7 @@ def route_table(refused: Mapping[str, str], unasked: Mapping[str, str]) -> str:
         elif path in unasked:
             rows.append(f"| `{shown}` | not applicable | {unasked[path]} |")
         else:
-            rows.append(f"| `{shown}` | works | |")
+            rows.append(f"| `{shown}` | works | `{served[path]}` |")
     return "\n".join(rows)
 
 
