@@ -22,11 +22,14 @@ from billing.tables import engine_readings, lost_calls
 PROMPT_METERS = ("prefill", "cached_prefill")
 SAMPLE_METER = "sample"
 LOST = "lost-"  # how the sources of lost calls' facts begin
+# Kernels count from a whole second, so a process says that it began up to one too early, and facts of a predecessor that
+# had just died would be taken for its own. No engine computes anything within its first second.
+_EARLY_US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What an engine says of itself. ``started_at`` is when its process began, in microseconds."""
+    """What an engine says of itself. ``started_at`` is when its process had surely begun, in microseconds."""
 
     prompt_tokens: int
     generation_tokens: int
@@ -71,7 +74,7 @@ def parse_counters(text: str) -> Counters | None:
             prompt_tokens=int(sums["vllm:prompt_tokens_total"]),
             generation_tokens=int(sums["vllm:generation_tokens_total"]),
             unfinished=int(sums["vllm:num_requests_running"] + sums["vllm:num_requests_waiting"]),
-            started_at=int(sums["process_start_time_seconds"] * 1_000_000),
+            started_at=int(sums["process_start_time_seconds"] * 1_000_000) + _EARLY_US,
         )
     except KeyError:
         return None

@@ -118,7 +118,7 @@ def create_scripted_app(engine: ScriptedEngine) -> Starlette:
         labels = f'{{max_lora="0",running_lora_adapters="{used}",waiting_lora_adapters=""}}'
         lines = {
             f"vllm:lora_requests_info{labels}": 1,
-            "process_start_time_seconds": engine.started_at,
+            "process_start_time_seconds": engine.started_at - 1.0,  # as early as a kernel may say; it answers at once
             "vllm:num_requests_running": engine.running.total(),
             "vllm:num_requests_waiting": 0,
             "vllm:prompt_tokens_total": engine.prompt_tokens,

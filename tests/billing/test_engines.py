@@ -26,9 +26,9 @@ def counters(books: Books, prompt: int, generation: int) -> Counters:
     return Counters(prompt_tokens=prompt, generation_tokens=generation, unfinished=0, started_at=books.now - 60_000_000)
 
 
-def test_counters_add_up_over_the_engines_of_a_server() -> None:
+def test_counters_add_up_over_the_engines_of_a_server_which_began_up_to_a_second_later_than_it_says() -> None:
     assert engines.parse_counters(METRICS) == Counters(
-        prompt_tokens=123, generation_tokens=45, unfinished=3, started_at=1_700_000_000_000_000
+        prompt_tokens=123, generation_tokens=45, unfinished=3, started_at=1_700_000_001_000_000
     )
     assert engines.parse_counters("vllm:prompt_tokens_total 1\n") is None
 
