@@ -22,8 +22,8 @@ from billing.tables import engine_readings, lost_calls
 PROMPT_METERS = ("prefill", "cached_prefill")
 SAMPLE_METER = "sample"
 LOST = "lost-"  # how the sources of lost calls' facts begin
-# Kernels count from a whole second, so a process says that it began up to one too early, and facts of a predecessor that
-# had just died would be taken for its own. No engine computes anything within its first second.
+# Kernels count from a whole second, so a process says that it began up to one too early, and facts of a predecessor
+# that had just died would be taken for its own. No engine computes anything within its first second.
 _EARLY_US = 1_000_000
 
 
