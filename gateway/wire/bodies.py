@@ -2,7 +2,7 @@
 
 Refused with a 4xx before anything else looks at a body: more than the allowed bytes (before or after decompression),
 an unknown encoding, NaN and Infinity (but where a dialect writes them), numbers beyond a double (``1e999``), invalid
-UTF-8, lone surrogates, NUL in a string, nesting deeper than 1024.
+UTF-8, lone surrogates, NUL in a string, nesting deeper than 200.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from gateway.wire import pieces
 _JSON = "application/json"
 _MAX_EXPLAINED = 1024 * 1024  # a body that is not JSON and longer than that is only told the byte
 _OUTLINED = 4096  # bytes of the beginning and of the end of a body that is too large
+_MAX_DEPTH = 200  # what a dialect passes on, it writes again: orjson writes 254 levels
 _MAX_ZSTD_WINDOW = 2**27  # what an encoder may ask us to hold while decoding
 
 
@@ -207,9 +208,32 @@ def parse_json(raw: bytes, *, constants: bool = False) -> Any:
                 raise Invalid(f"{path or 'the body'} must be a finite number", field=path or None) from None
             raise Invalid(f"the body is not valid JSON: {error.msg} at byte {error.pos}") from None
         document = _with_constants(raw)
+    if _is_deep(raw, document):
+        raise Invalid(f"the body is nested deeper than {_MAX_DEPTH} levels", details={"limit": _MAX_DEPTH})
     if b"\\u0000" in raw and (path := _path_of_nul(document, "")) is not None:
         raise Invalid("strings must not contain NUL", field=path or None)
     return document
+
+
+def _is_deep(raw: bytes, document: Any) -> bool:
+    """Say whether there are containers below the deepest level that may have some."""
+    if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
+        return False
+    level: list[Any] = [document]
+    for _ in range(_MAX_DEPTH):
+        level = [inner for container in level for inner in _containers(container)]
+    return bool(level)
+
+
+def _containers(container: Any) -> Iterable[Any]:
+    inner: Collection[Any] = ()
+    if isinstance(container, dict):
+        inner = cast("dict[str, Any]", container).values()
+    elif isinstance(container, list):
+        inner = cast("list[Any]", container)
+    if {list, dict}.isdisjoint(map(type, inner)):  # most are long lists of numbers
+        return ()
+    return [one for one in inner if isinstance(one, dict | list)]
 
 
 def _with_constants(raw: bytes) -> Any:

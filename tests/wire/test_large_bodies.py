@@ -105,3 +105,11 @@ def test_a_large_body_is_refused_by_its_field() -> None:
     with pytest.raises(Invalid) as refused:
         parse_json(raw)
     assert refused.value.field == "data[1].name"
+
+
+def test_nesting_is_bounded_and_brackets_in_a_text_are_no_nesting() -> None:
+    assert parse_json(b"[" * 200 + b"]" * 200) is not None
+    assert parse_json(b'{"text": "' + b"[" * 300_000 + b'"}') == {"text": "[" * 300_000}
+    for body in (b"[" * 201 + b"]" * 201, b'{"a":' * 201 + b"1" + b"}" * 201, b'["]]]", ' + b"[" * 200 + b"]" * 201):
+        with pytest.raises(Invalid, match="nested deeper than 200 levels"):
+            parse_json(body)

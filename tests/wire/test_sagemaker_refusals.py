@@ -488,6 +488,18 @@ def test_openai_bodies_are_answered_by_the_sessions_weights_in_one_piece_and_str
     assert code == "ValidationException"
 
 
+@pytest.mark.parametrize("verb", ["sample", "sample-with-response-stream"])
+def test_an_openai_body_that_is_nested_too_deep_to_be_passed_on_is_refused(
+    gateway: Gateway, session: str, verb: str
+) -> None:
+    body = b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}"
+    url = f"{gateway.url}/sagemaker/training-sessions/{session}/{verb}"
+    answer = httpx.post(
+        url, content=body, headers={"Content-Type": "application/json"}, auth=Signed(gateway.keys.owner)
+    )
+    assert (answer.status_code, answer.json()["message"]) == (400, "the body is nested deeper than 200 levels")
+
+
 def test_a_run_is_visible_and_chats_in_the_other_dialects(gateway: Gateway, control: Any, runtime: Any) -> None:
     name = create(control, f"seen-{time.time_ns()}", Tags=[{"Key": "tag", "Value": "mine"}])
     operation = training(runtime, name, 1, saveWeights={"description": "first"})["operationId"]
