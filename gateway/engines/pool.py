@@ -27,6 +27,7 @@ from gateway.engines.vllm import Vllm
 
 T = TypeVar("T")
 
+ATTEMPTS = 4  # of a request whose version another gateway unloads between our load and the engine's look
 _PLAIN_TURN = frozenset({"role", "content", "name"})
 _SPECIAL_AROUND = 2  # tokens that a tokenizer puts around a text
 _CHAT_FIELDS = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
@@ -140,7 +141,7 @@ class EnginePool:
         _check_ids(body, target.base)
         body = self._special[target.base.name].in_body(body)
         replica, size = self._choose(_checked(target)), _size_of(body)
-        for attempt in (1, 2):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with (
                     replica.turn(target, sequences=size.sequences, tokens=size.tokens),
@@ -152,7 +153,7 @@ class EnginePool:
                 return
             except UnknownAdapter:
                 _forget(replica, target)
-                if attempt == 2:
+                if attempt == ATTEMPTS:
                     raise
 
     async def most_tokens(self, target: Target, body: Mapping[str, Any]) -> int:
@@ -301,11 +302,12 @@ class EnginePool:
     async def _answer(self, target: Target, ask: Callable[[Replica, str], Awaitable[T]], size: _Size) -> T:
         replica = self._choose(_checked(target))
         async with replica.turn(target, sequences=size.sequences, tokens=size.tokens):
-            try:
-                async with replica.serving(target.version) as model:
-                    return await ask(replica, model)
-            except UnknownAdapter:
-                _forget(replica, target)
+            for _ in range(1, ATTEMPTS):
+                try:
+                    async with replica.serving(target.version) as model:
+                        return await ask(replica, model)
+                except UnknownAdapter:
+                    _forget(replica, target)
             async with replica.serving(target.version) as model:
                 return await ask(replica, model)
 
