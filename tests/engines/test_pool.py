@@ -15,6 +15,7 @@ from gateway.core.errors import Conflict, Invalid, Unavailable
 from gateway.core.ports import CorruptArtifact
 from gateway.core.sampling import SampleRequest, SamplingParams, StopReason, Target
 from gateway.core.scripted import BASE_FINGERPRINT, SCRIPTED_NAME, scripted_file, scripted_logprob, scripted_scores
+from gateway.core.versions import Check, Version
 from gateway.engines.launch import launch_scripted
 from gateway.engines.pool import EnginePool
 from gateway.engines.vllm import Vllm
@@ -285,6 +286,31 @@ async def test_an_engine_that_forgot_a_version_is_asked_again_after_loading_it(
 
     assert chunks[-1].document["usage"]["completion_tokens"] == 3
     assert await pool.generate(target, ask()) == before
+
+
+async def test_a_version_that_another_gateway_unloads_three_times_in_a_row_answers_all_the_same(
+    artifacts: LocalArtifacts, base: BaseModel, scripted_engine: EngineEndpoint
+) -> None:
+    version = stage_scripted(artifacts, "mine")
+    target, unloads = Target(base=base, version=version), 0
+    async with Vllm(scripted_engine.url, key=scripted_engine.key, timeout_s=5) as rival:
+
+        async def unload(version: Version, _: Check) -> None:
+            nonlocal unloads
+            if unloads % 4 < 3:
+                await rival.unload_adapter(version.id)
+            unloads += 1
+
+        catalog = Catalog(models={base.name: base})
+        async with EnginePool(catalog, artifacts, key=scripted_engine.key, timeout_s=30, witness=unload) as pool:
+            generation = await pool.generate(target, ask())
+            await rival.unload_adapter(version.id)
+            unloads = 1  # twice more
+            body = {"prompt": "a", "max_tokens": 3}
+            chunks = [chunk async for chunk in pool.stream(target, "completions", body, asyncio.Event())]
+    assert generation.counts.sampled == 8
+    assert chunks[-1].document["usage"]["completion_tokens"] == 3
+    assert unloads == 4
 
 
 async def test_closing_a_stream_frees_the_engine(
