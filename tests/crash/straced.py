@@ -4,6 +4,7 @@ Lines are those of ``strace -f -ttt -T -yy -s N``: process, start time, call wit
 and duration. A call that another thread interrupted stands on two lines, which are joined here.
 """
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -99,11 +100,11 @@ def unsupported(calls: Sequence[Call], needs: Needs, *, log: str) -> list[str]:
     id = needs.operation_id
     if (sent := _answered(calls, id)) is None:
         return [f"{id}: no answer was seen"]
-    records = [call for call in calls if log in call.path and "write" in call.name and id in call.arguments]
-    if not records:
+    recorded = _recorded(calls, id, log)
+    if recorded == math.inf:
         return [f"{id}: no log record was seen"]
     found: list[str] = []
-    if not _synced(calls, log, after=min(record.ended for record in records), before=sent):
+    if not _synced(calls, log, after=recorded, before=sent):
         found.append(f"{id}: answered before its log record was synced")
     if needs.body_file is not None:
         found += _body(calls, needs.body_file, sent, id)
@@ -119,12 +120,27 @@ def unhealed(calls: Sequence[Call], acknowledged: Sequence[Needs], *, log: str) 
     """Return after which failed syncs of SQLite's log an answer left before the log had begun anew, with its header.
 
     What a failed sync did not write no later one will: the log may have a hole there, which hides all that follows.
+    An answer whose record an earlier sync put on disk may leave at any time: it lies before the hole.
     """
-    answers = [sent for needs in acknowledged if (sent := _answered(calls, needs.operation_id)) is not None]
+    answers = [
+        (sent, _recorded(calls, needs.operation_id, log))
+        for needs in acknowledged
+        if (sent := _answered(calls, needs.operation_id)) is not None
+    ]
     return [
         f"answered {after - failed.ended:.3f} s after a failed sync of the log, which went on behind the hole"
         for failed in failed_syncs(calls, log)
-        if (after := min((sent for sent in answers if sent > failed.ended), default=None)) is not None
+        if (
+            after := min(
+                (
+                    sent
+                    for sent, recorded in answers
+                    if sent > failed.ended and not _synced(calls, log, after=recorded, before=failed.began)
+                ),
+                default=None,
+            )
+        )
+        is not None
         and not any(
             call.name == "pwrite64"
             and log in call.path
@@ -134,6 +150,14 @@ def unhealed(calls: Sequence[Call], acknowledged: Sequence[Needs], *, log: str) 
             for call in calls
         )
     ]
+
+
+def _recorded(calls: Sequence[Call], id: str, log: str) -> float:
+    """Return when the first record of the log that names ``id`` was written; infinity if none was."""
+    return min(
+        (call.ended for call in calls if log in call.path and "write" in call.name and id in call.arguments),
+        default=math.inf,
+    )
 
 
 def _answered(calls: Sequence[Call], id: str) -> float | None:

@@ -59,3 +59,14 @@ def test_no_answer_leaves_behind_a_failed_sync_before_the_log_has_begun_anew() -
     assert found(WRITE, header) == []
     assert found(WRITE) == ["answered 0.170 s after a failed sync of the log, which went on behind the hole"]
     assert found(header.replace("32, 0", "4096, 4120")) == found(WRITE)
+
+
+def test_an_answer_whose_record_was_synced_before_the_failed_sync_may_leave_after_it() -> None:
+    failed = "10 100.27 fdatasync(15</data/loopline.db-wal>) = -1 EIO (Input/output error) (INJECTED) <0.001>"
+    early = SYNC.replace("100.20", "100.04")
+
+    def found(*lines: str) -> list[str]:
+        return unhealed(parse([*lines, failed, ANSWER]), [NEEDS], log="loopline.db-wal")
+
+    assert found(WRITE, SYNC) == []
+    assert found(early, WRITE) == ["answered 0.029 s after a failed sync of the log, which went on behind the hole"]
