@@ -8,9 +8,8 @@ the same money come one after the other.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, ScalarSelect, Select, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, ScalarSelect, and_, bindparam, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from billing.database import is_postgres
@@ -105,27 +104,28 @@ def remove_budget(connection: Connection, scope: Scope, scope_id: str, *, projec
 
 def standings(connection: Connection, *, project_id: str | None, at: int) -> Sequence[Standing]:
     """Return all budgets (of one project) with what is used of them."""
-    query = _query(at).order_by(budgets.c.scope, budgets.c.scope_id)
+    query = _USED.order_by(budgets.c.scope, budgets.c.scope_id)
     if project_id is not None:
         query = query.where(budgets.c.project_id == project_id)
     return [
-        Standing(budget=_budget_of(row), used_nanos=int(row["used"])) for row in connection.execute(query).mappings()
+        Standing(budget=_budget_of(row), used_nanos=int(row["used"]))
+        for row in connection.execute(query, {"this_month": month_of(at)}).mappings()
     ]
 
 
-def require_room(connection: Connection, scopes: Sequence[tuple[str, str]], amount: int, *, at: int) -> list[Warned]:
-    """Lock the budgets of ``scopes`` until the transaction ends and check that ``amount`` more fits into each.
+def require_room(
+    connection: Connection, *, project_id: str, key_id: str, session_id: str | None, amount: int, at: int
+) -> list[Warned]:
+    """Lock the budgets of the three until the transaction ends and check that ``amount`` more fits into each.
 
     Raises:
         OverBudget: it does not.
     """
-    mine = or_(*(and_(budgets.c.scope == scope, budgets.c.scope_id == id) for scope, id in scopes))
-    if not connection.execute(
-        select(budgets.c.scope).where(mine).order_by(budgets.c.scope, budgets.c.scope_id).with_for_update()
-    ).all():
+    asked = {"project": project_id, "key": key_id, "session": session_id, "this_month": month_of(at)}
+    if not connection.execute(_LOCKED, asked).all():
         return []
     warned: list[Warned] = []
-    for row in connection.execute(_query(at).where(mine)).mappings().all():
+    for row in connection.execute(_MINE, asked).mappings().all():
         budget, used = _budget_of(row), int(row["used"])
         if budget.hard_nanos is not None and used + amount > budget.hard_nanos:
             raise OverBudget(budget, used, amount)
@@ -141,12 +141,8 @@ def require_room(connection: Connection, scopes: Sequence[tuple[str, str]], amou
     return warned
 
 
-def _query(at: int) -> Select[*tuple[Any, ...]]:
-    return select(budgets, (_posted(at) + _held()).label("used"))
-
-
-def _posted(at: int) -> ScalarSelect[int]:
-    this_period = or_(budgets.c.period == Period.TOTAL, spend.c.month == month_of(at))
+def _posted() -> ScalarSelect[int]:
+    this_period = or_(budgets.c.period == Period.TOTAL, spend.c.month == bindparam("this_month"))
     return (
         select(func.coalesce(func.sum(spend.c.nanos), 0))
         .where(and_(spend.c.scope == budgets.c.scope, spend.c.scope_id == budgets.c.scope_id, this_period))
@@ -172,6 +168,13 @@ def _held() -> ScalarSelect[int]:
         )
         .scalar_subquery()
     )
+
+
+# Asked with every call, so built once: building takes longer than running.
+_OF_THREE = or_(*(and_(budgets.c.scope == scope, budgets.c.scope_id == bindparam(scope.value)) for scope in Scope))
+_LOCKED = select(budgets.c.scope).where(_OF_THREE).order_by(budgets.c.scope, budgets.c.scope_id).with_for_update()
+_USED = select(budgets, (_posted() + _held()).label("used"))
+_MINE = _USED.where(_OF_THREE)
 
 
 def _budget_of(row: RowMapping) -> Budget:

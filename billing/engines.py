@@ -63,10 +63,14 @@ class Verdict:
     explained: bool
 
 
+_READ = ("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:num_requests_", "process_start_time_seconds")
+
+
 def parse_counters(text: str) -> Counters | None:
     """Read the Prometheus text of an engine; None when a counter is missing."""
     sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
+    ours = "\n".join(line for line in text.split("\n") if line.startswith(_READ))  # of hundreds of lines
+    for family in text_string_to_metric_families(ours):
         for sample in family.samples:
             sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     try:

@@ -10,7 +10,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Text, and_, column, delete, exists, select, table, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Text,
+    and_,
+    bindparam,
+    column,
+    delete,
+    exists,
+    select,
+    table,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from billing.budgets import Warned, require_room
@@ -25,6 +38,13 @@ usage_source_operations = table(
     *(column(name, Text) for name in ("source", "project_id", "key_id", "session_id", "base_model", "kind", "status")),
     column("tokens", BigInteger),
 )
+# Run with every call, so built once: building takes longer than running.
+_OPEN = {
+    postgres: (postgresql if postgres else sqlite).insert(holds).on_conflict_do_nothing() for postgres in (False, True)
+}
+_OF = holds.c.source == bindparam("of")
+_SETTLE = update(holds).where(_OF).values(amount=bindparam("cost"), owner=None)
+_RELEASE = delete(holds).where(_OF)
 FINAL = ("completed", "failed", "skipped", "cancelled")
 
 
@@ -50,21 +70,26 @@ def open_hold(connection: Connection, hold: Hold) -> list[Warned]:
     Raises:
         OverBudget: nothing was set aside.
     """
-    scopes = [("project", hold.project_id), ("key", hold.key_id), ("session", hold.session_id)]
-    warned = require_room(connection, [(scope, id) for scope, id in scopes if id is not None], hold.amount, at=hold.at)
-    insert = (postgresql if is_postgres(connection) else sqlite).insert(holds)
-    connection.execute(insert.values(asdict(hold)).on_conflict_do_nothing())
+    warned = require_room(
+        connection,
+        project_id=hold.project_id,
+        key_id=hold.key_id,
+        session_id=hold.session_id,
+        amount=hold.amount,
+        at=hold.at,
+    )
+    connection.execute(_OPEN[is_postgres(connection)], asdict(hold))
     return warned
 
 
 def settle(connection: Connection, source: str, cost: int) -> None:
     """The work is done and its usage recorded in this transaction: hold what it did cost until it is posted."""
-    connection.execute(update(holds).where(holds.c.source == source).values(amount=cost, owner=None))
+    connection.execute(_SETTLE, {"of": source, "cost": cost})
 
 
 def release(connection: Connection, source: str) -> None:
     """The work did not happen."""
-    connection.execute(delete(holds).where(holds.c.source == source))
+    connection.execute(_RELEASE, {"of": source})
 
 
 def beat(connection: Connection, owner: str, *, at: int) -> None:

@@ -56,11 +56,12 @@ def post(connection: Connection, *, at: int, limit: int = BATCH) -> Posted:
     return Posted(postings=0, unpriced=unpriced, more=False)
 
 
+_WAITING = (select(inbox.c.source).limit(1), select(holds.c.source).where(ended()).limit(1))
+
+
 def anything_waits(connection: Connection) -> bool:
     """Return whether there is a fact to post, or a hold of an operation that ended without one."""
-    if connection.execute(select(inbox.c.source).limit(1)).first() is not None:
-        return True
-    return connection.execute(select(holds.c.source).where(ended()).limit(1)).first() is not None
+    return any(connection.execute(query).first() is not None for query in _WAITING)
 
 
 def _waiting(connection: Connection, limit: int, *, without: set[str]) -> list[Fact]:

@@ -6,6 +6,7 @@ So every list agrees with its successors on what is over, and a posting can be r
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from sqlalchemy import Connection, RowMapping, func, select
 
@@ -80,7 +81,10 @@ def check_change(present: PriceList, proposed: PriceList, *, at: datetime) -> No
 
 
 def _book_of(row: RowMapping) -> Book:
-    return Book(number=row["number"], digest=row["digest"], prices=PriceList.parse(row["text"]))
+    return Book(number=row["number"], digest=row["digest"], prices=_parsed(row["text"]))
+
+
+_parsed = lru_cache(maxsize=8)(PriceList.parse)
 
 
 def digest_of(text: str) -> str:

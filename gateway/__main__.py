@@ -1,6 +1,8 @@
 """``python -m gateway``: read the settings and serve until told to stop."""
 
+import gc
 import signal
+from socket import socket
 from types import FrameType
 
 import structlog
@@ -54,6 +56,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, departure: Departure) -> None:
         super().__init__(config)
         self._departure = departure
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what is there now stays: collections need not walk over it while somebody waits
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._departure.leave()

@@ -5,12 +5,14 @@ Any number of gateways may do all of it at once: each step is one statement, or 
 """
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 
 import structlog
 
 from gateway.core.clock import Clock
-from gateway.core.ports import Artifacts, Database, Engines
+from gateway.core.ids import OperationId, SessionId, VersionId
+from gateway.core.ports import Artifacts, Database, Engines, UnitOfWork
 from gateway.core.versions import Version
 
 INTERVAL_S = 1.0
@@ -54,12 +56,16 @@ class Sweeper:
         """Expire what is due, fail what has waited too long for a missing seq, delete scores and lost
         samples after their day."""
         now = self._clock.now()
-        async with self._database.write() as unit:
+
+        async def work(unit: UnitOfWork) -> tuple[Sequence[SessionId], Sequence[VersionId], Sequence[OperationId]]:
             expired = await unit.sessions.expire_due(now)
             ended = await unit.upkeep.expire_due(now)
             failed = await unit.operations.fail_gaps(older_than=now - self._gap_timeout)
             await unit.scores.forget(now)
             await unit.samples.forget_lost(older_than=now - LOST_KEPT)
+            return expired, ended, failed
+
+        expired, ended, failed = await self._database.apply(work)
         for session_id in expired:
             self._log.info("session expired", session_id=session_id)
         for version_id in ended:
@@ -70,8 +76,9 @@ class Sweeper:
     async def purge(self) -> None:
         """Remove the files of versions that can no longer be brought back, once no engine can read them again."""
         now = self._clock.now()
-        async with self._database.read() as unit:
-            due = await unit.upkeep.deleted_before(now - self._undelete, limit=PURGED_AT_ONCE)
+        due = await self._database.ask(
+            lambda unit: unit.upkeep.deleted_before(now - self._undelete, limit=PURGED_AT_ONCE)
+        )
         used = [version.id for version in due if self._engines.in_use(version)]
         if used:
             async with self._database.write() as unit:

@@ -21,7 +21,7 @@ from gateway.ledger import PriceSheet
 from gateway.processes import is_gone
 from gateway.store import SqlDatabase
 
-POST_EVERY_S = 0.5
+POST_EVERY_S = 2.0
 COMPARE_EVERY_S = 10.0
 METER_EVERY_S = 600.0
 _LEASE_S = 15.0
@@ -71,10 +71,12 @@ class Biller:
 
     async def post(self) -> None:
         """Post what waits, all of it, and drop the holds of operations that ended without cost."""
-        newest = await self._database.look(price_book.newest_number)
+        newest, waits = await self._database.look(
+            lambda connection: (price_book.newest_number(connection), poster.anything_waits(connection))
+        )
         if newest != self._sheet.book.number:
             await self._read_prices()
-        if not await self._database.look(poster.anything_waits) or not await self._leads("poster"):
+        if not waits or not await self._leads("poster"):
             return
         more = True
         while more:
@@ -167,8 +169,10 @@ class Biller:
             self._log.info("price list read", number=book.number)
 
     async def _leads(self, job: str) -> bool:
-        async with self._database.write(durable=False) as unit:
-            return await unit.locks.hold(f"billing: {job}", owner=self._owner, lease_s=_LEASE_S, at=self._clock.now())
+        return await self._database.apply(
+            lambda unit: unit.locks.hold(f"billing: {job}", owner=self._owner, lease_s=_LEASE_S, at=self._clock.now()),
+            durable=False,
+        )
 
     async def _repeat(self, job: Callable[[], Awaitable[None]], every_s: float) -> None:
         while True:

@@ -75,7 +75,7 @@ class Publisher:
                 except Exception:
                     # The edge of a background task: whatever broke (a database that is away), it must be tried again.
                     self._log.exception("publisher_failed")
-                seen = await self._wakeups.wait(seen, self._pause_s())
+                seen = await self._wakeups.wait(seen, self._pause_s(), patient=True)
         finally:
             for task in self._working.values():
                 task.cancel()

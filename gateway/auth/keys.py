@@ -10,6 +10,7 @@ import hmac
 import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from gateway.auth.known import KnownKeys
 from gateway.core.errors import Conflict, Forbidden, NotFound, Unauthenticated
@@ -34,12 +35,7 @@ class Keyring:
 
     def secret(self, key_id: KeyId) -> str:
         """Return the 43-character secret of ``key_id``."""
-        number = int.from_bytes(self._mac(key_id))
-        digits: list[str] = []
-        for _ in range(SECRET_LENGTH):
-            number, digit = divmod(number, 62)
-            digits.append(_BASE62[digit])
-        return "".join(reversed(digits))
+        return _secret(self.master_key, key_id)
 
     def text(self, key_id: KeyId) -> str:
         """Return the key as its holder writes it."""
@@ -56,7 +52,21 @@ class Keyring:
         return KeyId("".join(_BASE32[(number >> (5 * place)) & 31] for place in range(20)))
 
     def _mac(self, text: str) -> bytes:
-        return hmac.digest(self.master_key, text.encode(), hashlib.sha256)
+        return _mac(self.master_key, text)
+
+
+def _mac(master_key: bytes, text: str) -> bytes:
+    return hmac.digest(master_key, text.encode(), hashlib.sha256)
+
+
+@lru_cache(maxsize=1024)  # a busy key's is wanted with every request
+def _secret(master_key: bytes, key_id: KeyId) -> str:
+    number = int.from_bytes(_mac(master_key, key_id))
+    digits: list[str] = []
+    for _ in range(SECRET_LENGTH):
+        number, digit = divmod(number, 62)
+        digits.append(_BASE62[digit])
+    return "".join(reversed(digits))
 
 
 async def mint(

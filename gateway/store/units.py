@@ -64,13 +64,19 @@ class Trip:
     def run(self, connection: Connection, transaction: InlineTransaction) -> bool:
         """Run under a savepoint, in the thread; return whether what it did is kept."""
         savepoint(connection)
+        if not self.run_alone(transaction):
+            undo_savepoint(connection)
+            return False
+        keep_savepoint(connection)
+        return True
+
+    def run_alone(self, transaction: InlineTransaction) -> bool:
+        """Run as all there is in a transaction, in the thread; False: roll it back."""
         try:
             self.result = self.traveller.run(transaction)
         except Exception as error:
-            undo_savepoint(connection)
             self.error = error
             return False
-        keep_savepoint(connection)
         return True
 
     def committed(self) -> None:

@@ -4,7 +4,8 @@ Only transactions that announce count: heartbeats and locks do not wake anybody.
 
 SQLite has no messages. A transaction that announces advances ``PRAGMA user_version`` (part of the file, and of the
 transaction); the writer's own process learns of it after the commit, the others by looking at ``PRAGMA data_version``
-every 10 ms while somebody waits. PostgreSQL sends NOTIFY with the commit itself.
+every 10 ms while somebody waits, every 50 ms while only patient ones do: an idle process pays for waking up, not for
+the look. PostgreSQL sends NOTIFY with the commit itself.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from typing import Any
 import psycopg
 
 POLL_S = 0.01
+PATIENT_POLL_S = 0.05
 CHANNEL = "loopline"
 _RECONNECT_S = 0.5
 
@@ -56,7 +58,8 @@ class SqliteWakeups:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._counter = _Counter()
-        self._waiting = 0
+        self._waiting = self._hurried = 0
+        self._pause_s = POLL_S
         self._connection: sqlite3.Connection | None = None
         self._data_version = -1
         self._poller: asyncio.Task[None] | None = None
@@ -65,17 +68,22 @@ class SqliteWakeups:
         """Note a change that this process has just committed."""
         self._counter.set(value)
 
-    async def wait(self, seen: int, timeout_s: float) -> int:
+    async def wait(self, seen: int, timeout_s: float, *, patient: bool = False) -> int:
         if self._counter.value != seen:
             return self._counter.value
         self._waiting += 1
+        self._hurried += not patient
         try:
             self._look()
+            if self._poller is not None and self._pause_s > POLL_S and not patient:
+                self._poller.cancel()
+                self._poller = None
             if self._poller is None or self._poller.done():
                 self._poller = asyncio.create_task(self._poll(), name="wakeups")
             return await self._counter.wait(seen, timeout_s)
         finally:
             self._waiting -= 1
+            self._hurried -= not patient
 
     async def close(self) -> None:
         if self._poller is not None:
@@ -87,7 +95,8 @@ class SqliteWakeups:
 
     async def _poll(self) -> None:
         while self._waiting:
-            await asyncio.sleep(POLL_S)
+            self._pause_s = POLL_S if self._hurried else PATIENT_POLL_S
+            await asyncio.sleep(self._pause_s)
             self._look()
 
     def _look(self) -> None:
@@ -116,7 +125,7 @@ class PostgresWakeups:
         self._counter = _Counter()
         self._listener: asyncio.Task[None] | None = None
 
-    async def wait(self, seen: int, timeout_s: float) -> int:
+    async def wait(self, seen: int, timeout_s: float, *, patient: bool = False) -> int:
         if self._listener is None:
             self._listener = asyncio.create_task(self._listen(), name="wakeups")
         return await self._counter.wait(seen, timeout_s)

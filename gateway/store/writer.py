@@ -315,12 +315,15 @@ def _travel(
     *,
     lasting: bool,
 ) -> int | None:
-    """Run the units, each under a savepoint, and commit; return the change counter's new value, if one announced."""
+    """Run the units, each under a savepoint unless it is alone, and commit.
+
+    Returns the change counter's new value, if one announced.
+    """
     _begin(connection, "FULL" if lasting else "NORMAL")
     kept, announced = 0, False
     for trip in trips:
         transaction = open_inline(connection)
-        if trip.run(connection, transaction):
+        if trip.run_alone(transaction) if len(trips) == 1 else trip.run(connection, transaction):
             kept += 1
             announced = announced or transaction.announced
     if not kept:

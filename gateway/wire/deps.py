@@ -66,10 +66,6 @@ async def _engines(request: Request) -> Engines:
     return request.state.engines
 
 
-async def _grammars(request: Request) -> Grammars:
-    return request.state.grammars
-
-
 async def _futures(request: Request) -> OperationFutures:
     return request.state.futures
 
@@ -118,7 +114,6 @@ async def _sampling_jobs(request: Request) -> SamplingJobs:
 
 DatabaseDep = Annotated[Database, Depends(_database)]
 EnginesDep = Annotated[Engines, Depends(_engines)]
-GrammarsDep = Annotated[Grammars, Depends(_grammars)]
 FuturesDep = Annotated[OperationFutures, Depends(_futures)]
 ScoreFuturesDep = Annotated[ScoreFutures, Depends(_score_futures)]
 CatalogDep = Annotated[Catalog, Depends(_catalog)]
@@ -198,13 +193,11 @@ async def _allowance(request: Request) -> Allowance:
     return request.state.allowance
 
 
-async def _asking_session(request: Request) -> Session | None:
+def asking_session(request: Request) -> Session | None:
+    """Return the session for which another dialect passes a request on: what is consumed counts as its own, whatever
+    weights answer."""
     return getattr(request.state, "asking_session", None)
 
-
-AskingSession = Annotated[Session | None, Depends(_asking_session)]
-"""The session for which another dialect passes a request on: what is consumed counts as its own, whatever weights
-answer."""
 
 AllowanceDep = Annotated[Allowance, Depends(_allowance)]
 """What the caller may ask for; its rates were counted before the body was read."""

@@ -105,6 +105,9 @@ class Database(Protocol):
 class Wakeups(Protocol):
     """One source of "something was committed", for this process and the others."""
 
-    async def wait(self, seen: int, timeout_s: float) -> int:
-        """Return as soon as the change counter differs from ``seen``, or after ``timeout_s``; returns the counter."""
+    async def wait(self, seen: int, timeout_s: float, *, patient: bool = False) -> int:
+        """Return as soon as the change counter differs from ``seen``, or after ``timeout_s``; returns the counter.
+
+        Who is ``patient`` may hear of what other processes did some 50 ms later: looking for it costs less then.
+        """
         ...

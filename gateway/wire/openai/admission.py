@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from fastapi import Depends
+from fastapi import Depends, Request
 
 from gateway.core.addresses import parse_address
 from gateway.core.catalog import Catalog
@@ -17,18 +17,7 @@ from gateway.core.principals import Principal
 from gateway.core.sampling import Target
 from gateway.core.sessions import Session
 from gateway.core.validation import check_tokens
-from gateway.wire.deps import (
-    AllowanceDep,
-    AskingSession,
-    CatalogDep,
-    ClockDep,
-    DatabaseDep,
-    EnginesDep,
-    GrammarsDep,
-    InferenceCaller,
-    PricesDep,
-    Tag,
-)
+from gateway.wire.deps import InferenceCaller, Tag, asking_session
 from gateway.wire.metering import Call
 from gateway.wire.openai.chat_schemas import ChatCreate
 from gateway.wire.openai.constraints import engine_constraints, engine_text_format
@@ -309,29 +298,19 @@ class Admission:
         )
 
 
-async def _admission(
-    principal: InferenceCaller,
-    database: DatabaseDep,
-    engines: EnginesDep,
-    grammars: GrammarsDep,
-    catalog: CatalogDep,
-    prices: PricesDep,
-    clock: ClockDep,
-    tag: Tag,
-    allowance: AllowanceDep,
-    asking_session: AskingSession,
-) -> Admission:
+async def _admission(request: Request, principal: InferenceCaller, tag: Tag) -> Admission:
+    state = request.state  # one dependency for all: each costs FastAPI as much as the rest of this function
     return Admission(
         principal=principal,
-        database=database,
-        engines=engines,
-        grammars=grammars,
-        catalog=catalog,
-        prices=prices,
-        clock=clock,
+        database=state.database,
+        engines=state.engines,
+        grammars=state.grammars,
+        catalog=state.catalog,
+        prices=state.prices,
+        clock=state.clock,
         tag=tag,
-        allowance=allowance,
-        asking_session=asking_session,
+        allowance=state.allowance,
+        asking_session=asking_session(request),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Depends, Response
+from fastapi import Depends, Request, Response
 from pydantic import BaseModel
 
 from gateway.core.costs import cost_nanos
@@ -12,8 +12,8 @@ from gateway.core.counts import counts_of, response_counts
 from gateway.core.errors import Invalid
 from gateway.core.ports import StoredSample
 from gateway.core.sampling import EngineAnswer, TokenCounts
-from gateway.wire.client_watch import ClientWatch, ClientWatchDep
-from gateway.wire.deps import FirstAnswersDep, IdempotencyKey
+from gateway.wire.client_watch import ClientWatch
+from gateway.wire.deps import IdempotencyKey
 from gateway.wire.idempotency import FirstAnswers, keep_answer, request_digest, stored_answer
 from gateway.wire.metering import cost_headers, held, record
 from gateway.wire.openai.admission import RESPONSES, Admission, AdmissionDep, Admitted
@@ -49,14 +49,14 @@ class Answerer:
             return await streamed(
                 self._admission, admitted, reading(admitted, int(self._admission.clock.now().timestamp()))
             )
-        project_id = self._admission.principal.project_id
-        digest = _digest(asked)
+        if self._key is None:
+            return _response(await self._compute(await self._admit(asked), None))
+        project_id, digest = self._admission.principal.project_id, _digest(asked)
         async with self._first_answers.turn(project_id, self._key):
             stored = await stored_answer(self._admission.database, project_id, self._key, digest)
             if stored is None:
                 stored = await self._compute(await self._admit(asked), digest)
-        headers, _, content = stored.partition(b"\n")
-        return Response(content, media_type="application/json", headers=orjson.loads(headers))
+        return _response(stored)
 
     async def _admit(self, asked: Asked) -> Admitted:
         match asked:
@@ -67,7 +67,7 @@ class Answerer:
             case ResponseCreate():
                 return await self._admission.response(asked)
 
-    async def _compute(self, admitted: Admitted, digest: str) -> bytes:
+    async def _compute(self, admitted: Admitted, digest: str | None) -> bytes:
         """Return a line with the headers, then the body: what a repeated key answers with."""
         admission, call = self._admission, admitted.call
         async with (
@@ -84,7 +84,7 @@ class Answerer:
             body = _body(admitted, answered.document, counts, cost, int(now.timestamp()))
             headers = {**admitted.headers, **cost_headers(cost, notices)}
             content = orjson.dumps(headers) + b"\n" + orjson.dumps(body)
-            if self._key is None:
+            if self._key is None or digest is None:
                 await admission.database.apply(lambda unit: record(unit, call, facts, at=now))
                 return content
             sample = StoredSample(id=admitted.sample_id, key=self._key, request_digest=digest, content=content)
@@ -111,14 +111,17 @@ def _body(
     return answer(admitted, document, counts, cost, created)
 
 
+def _response(stored: bytes) -> Response:
+    headers, _, content = stored.partition(b"\n")
+    return Response(content, media_type="application/json", headers=orjson.loads(headers))
+
+
 def _digest(asked: BaseModel) -> str:
     return request_digest(f"openai/{type(asked).__name__}", asked.model_dump_json().encode())
 
 
-async def _answerer(
-    admission: AdmissionDep, first_answers: FirstAnswersDep, idempotency_key: IdempotencyKey, client: ClientWatchDep
-) -> Answerer:
-    return Answerer(admission, first_answers, idempotency_key, client)
+async def _answerer(request: Request, admission: AdmissionDep, idempotency_key: IdempotencyKey) -> Answerer:
+    return Answerer(admission, request.state.first_answers, idempotency_key, ClientWatch(request))
 
 
 AnswererDep = Annotated[Answerer, Depends(_answerer)]
