@@ -6,7 +6,7 @@ from gateway.core.ids import KeyId
 from gateway.core.ports import Database
 from gateway.core.principals import Key
 
-KEPT_S = 0.8  # a key that another process revokes must be refused within a second
+KEPT_S = 0.5  # a key that another process revokes must be refused within a second
 MOST = 4096  # keys kept at a time
 
 
@@ -23,7 +23,7 @@ class KnownKeys:
         seen = self._seen.get(key_id)
         if seen is not None and now < seen[1]:
             return seen[0]
-        key = await self._database.ask(lambda unit: unit.keys.get(key_id))
+        key = await self._database.glance(lambda unit: unit.keys.get(key_id))
         if key is None:
             self._seen.pop(key_id, None)
             return None

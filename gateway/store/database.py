@@ -90,6 +90,8 @@ class Transactions(Protocol):
 
     async def ask(self, work: Work[T]) -> T: ...
 
+    async def glance(self, work: Work[T]) -> T: ...
+
     async def apply(self, work: Work[T], *, durable: bool = True) -> T: ...
 
 
@@ -145,6 +147,15 @@ class SqlDatabase:
         """
         with _translated():
             return await self._transactions.ask(lambda transaction: work(self._unit(transaction)))
+
+    async def glance(self, work: Callable[[SqlUnit], Awaitable[T]]) -> T:
+        """As ``ask``, for a few rows by their keys.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        with _translated():
+            return await self._transactions.glance(lambda transaction: work(self._unit(transaction)))
 
     async def apply(self, work: Callable[[SqlUnit], Awaitable[T]], *, durable: bool = True) -> T:
         """Run ``work``, which must wait for nothing but its unit, as a unit of its own, in one go. When it raises,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from sqlalchemy import RowMapping, and_, select, update
+from sqlalchemy import RowMapping, and_, bindparam, select, update
 
 from gateway.core.errors import Conflict, Invalid
 from gateway.core.ids import KeyId, ProjectId, new_project_id
@@ -14,6 +14,8 @@ from gateway.store.tables import keys, projects
 from gateway.store.text import missing, require_storable
 from gateway.store.text import storable as _storable
 from gateway.store.transaction import Transaction
+
+_ONE = select(keys).where(keys.c.id == bindparam("key"))  # asked with nearly every request, so built once
 
 
 class SqlKeyStore:
@@ -64,7 +66,7 @@ class SqlKeyStore:
     async def get(self, key_id: KeyId) -> Key | None:
         if not _storable(key_id):
             return None
-        row = await self._transaction.first(select(keys).where(keys.c.id == key_id))
+        row = await self._transaction.first(_ONE, {"key": key_id})
         return None if row is None else _key_of(row)
 
     async def all(self) -> Sequence[Key]:

@@ -1,9 +1,8 @@
 """LimitStore on SQL. Time is the database's, so that gateways agree on every bucket."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, Table, and_, bindparam, func, or_, select
 
 from gateway.core.ids import KeyId, ProjectId
 from gateway.core.limits import (
@@ -138,12 +137,8 @@ class SqlLimitStore:
         places = [place for place in limits if place[1] in rates]
         if not places:
             return {}
-        query = (
-            select(rate_buckets.c.scope, rate_buckets.c.name, rate_buckets.c.full_at)
-            .where(_of(rate_buckets, project_id, key_id))
-            .order_by(rate_buckets.c.scope, rate_buckets.c.name)
-        )
-        rows = await self._transaction.rows(query.with_for_update() if lock else query)
+        query = _LOCKED_BUCKETS_OF if lock else _BUCKETS_OF
+        rows = await self._transaction.rows(query, {"project": project_id, "key": key_id})
         full_at = {(LimitScope(row["scope"]), Limit(row["name"])): row["full_at"] for row in rows}
         now = micros(self._transaction.clock.now())
         return {place: Bucket(limit=limits[place], full_at=full_at.get(place, 0), now=now) for place in places}
@@ -170,15 +165,13 @@ class SqlLimitStore:
         for (scope, name), bucket in buckets.items():
             full_at = bucket.taken(amount)
             await self._transaction.write(
-                rate_buckets.update()
-                .where(
-                    and_(
-                        rate_buckets.c.scope == scope,
-                        rate_buckets.c.scope_id == (project_id if scope is LimitScope.PROJECT else key_id),
-                        rate_buckets.c.name == name,
-                    )
-                )
-                .values(full_at=full_at)
+                _FILL,
+                {
+                    "of": scope.value,
+                    "id": project_id if scope is LimitScope.PROJECT else key_id,
+                    "limit": name.value,
+                    "at": full_at,
+                },
             )
             after[scope, name] = Bucket(limit=bucket.limit, full_at=full_at, now=bucket.now)
         return after
@@ -204,20 +197,32 @@ class SqlLimitStore:
         return int(rows[0]["count"])
 
 
-_OWN_OF = select(own_limits.c.scope, own_limits.c.name, own_limits.c.value).where(
-    or_(
-        and_(own_limits.c.scope == LimitScope.PROJECT, own_limits.c.scope_id == bindparam("project")),
-        and_(own_limits.c.scope == LimitScope.KEY, own_limits.c.scope_id == bindparam("key")),
-    )
-)
-"""Asked twice a call, so built once."""
-
-
-def _of(table: Any, project_id: ProjectId, key_id: KeyId) -> ColumnElement[bool]:
+def _of(table: Table) -> ColumnElement[bool]:
     return or_(
-        and_(table.c.scope == LimitScope.PROJECT, table.c.scope_id == project_id),
-        and_(table.c.scope == LimitScope.KEY, table.c.scope_id == key_id),
+        and_(table.c.scope == LimitScope.PROJECT, table.c.scope_id == bindparam("project")),
+        and_(table.c.scope == LimitScope.KEY, table.c.scope_id == bindparam("key")),
     )
+
+
+# Run with every call, so built once: building takes longer than running.
+_OWN_OF = select(own_limits.c.scope, own_limits.c.name, own_limits.c.value).where(_of(own_limits))
+_BUCKETS_OF = (
+    select(rate_buckets.c.scope, rate_buckets.c.name, rate_buckets.c.full_at)
+    .where(_of(rate_buckets))
+    .order_by(rate_buckets.c.scope, rate_buckets.c.name)
+)
+_LOCKED_BUCKETS_OF = _BUCKETS_OF.with_for_update()
+_FILL = (
+    rate_buckets.update()
+    .where(
+        and_(
+            rate_buckets.c.scope == bindparam("of"),
+            rate_buckets.c.scope_id == bindparam("id"),
+            rate_buckets.c.name == bindparam("limit"),
+        )
+    )
+    .values(full_at=bindparam("at"))
+)
 
 
 def _narrowed(limits: Mapping[Place, int]) -> Limits:

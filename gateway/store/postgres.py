@@ -72,6 +72,9 @@ class PostgresTransactions:
         async with self.read() as transaction:
             return await work(transaction)
 
+    async def glance(self, work: Work[T]) -> T:
+        return await self.ask(work)
+
     async def apply(self, work: Work[T], *, durable: bool = True) -> T:
         async with self.write(durable=durable) as transaction:
             return await work(transaction)

@@ -5,14 +5,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
 from gateway.core.clock import Clock
 from gateway.store.durability import weak
+from gateway.store.failures import is_busy
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
-from gateway.store.trips import InlineTransaction, Traveller, Work
+from gateway.store.trips import InlineTransaction, Traveller, Work, finished
 from gateway.store.wakeups import SqliteWakeups
 from gateway.store.writer import GroupWriter
 
@@ -25,9 +27,17 @@ class SqliteTransactions:
     """Reads on a pool of connections, writes through the group writer."""
 
     def __init__(
-        self, readers: ThreadPool, writer: GroupWriter, wakeups: SqliteWakeups, *, clock: Clock, blob_dir: Path
+        self,
+        readers: ThreadPool,
+        glances: Engine,
+        writer: GroupWriter,
+        wakeups: SqliteWakeups,
+        *,
+        clock: Clock,
+        blob_dir: Path,
     ) -> None:
         self._readers = readers
+        self._glances = glances
         self._writer = writer
         self._clock = clock
         self._blob_dir = blob_dir
@@ -52,12 +62,23 @@ class SqliteTransactions:
         traveller = Traveller(work)
 
         def run(connection: Connection) -> Any:
-            _begin(connection)
-            return traveller.run(
-                InlineTransaction(connection, clock=self._clock, blob_dir=self._blob_dir, read_only=True)
-            )
+            return traveller.run(self._inline(connection))
 
         return await self._readers.run(run)
+
+    async def glance(self, work: Work[T]) -> T:
+        """A reader waits for nobody, but while the log is recovered; then ``ask`` waits, in a thread."""
+        try:
+            with self._glances.connect() as connection:
+                return finished(work(self._inline(connection)))
+        except OperationalError as error:
+            if not is_busy(error):
+                raise
+        return await self.ask(work)
+
+    def _inline(self, connection: Connection) -> InlineTransaction:
+        _begin(connection)
+        return InlineTransaction(connection, clock=self._clock, blob_dir=self._blob_dir, read_only=True)
 
     async def apply(self, work: Work[T], *, durable: bool = True) -> T:
         return await self._writer.apply(work, durable=durable)
@@ -78,9 +99,11 @@ async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock, allow_weak: boo
     """
     if url.database in (None, "", ":memory:") or url.query:
         raise ValueError("a SQLite URL must name a file and carry no options: sqlite:////var/lib/loopline.db")
-    readers = _pool(url, "sqlite-read", size=READERS, busy_timeout_ms=READ_BUSY_TIMEOUT_MS, query_only=True)
+    reading = _engine(url, size=READERS, busy_timeout_ms=READ_BUSY_TIMEOUT_MS, query_only=True)
+    readers = ThreadPool(reading, size=READERS, name="sqlite-read")
+    glances = _engine(url, size=1, busy_timeout_ms=0, query_only=True)
     # Busy timeout 0: GroupWriter waits for the lock itself, off the thread.
-    writing = _pool(url, "sqlite-write", size=1, busy_timeout_ms=0, query_only=False)
+    writing = ThreadPool(_engine(url, size=1, busy_timeout_ms=0, query_only=False), size=1, name="sqlite-write")
     wakeups = SqliteWakeups(Path(str(url.database)))
 
     def open_transaction(connection: ThreadConnection) -> Transaction:
@@ -96,9 +119,10 @@ async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock, allow_weak: boo
         async with writing.connect() as connection:
             await connection.run_sync(lambda sync: _check_durability(sync, allow_weak=allow_weak))
         async with writer.running():
-            yield SqliteTransactions(readers, writer, wakeups, clock=clock, blob_dir=blob_dir)
+            yield SqliteTransactions(readers, glances, writer, wakeups, clock=clock, blob_dir=blob_dir)
     finally:
         await wakeups.close()
+        glances.dispose()
         await readers.dispose()
         await writing.dispose()
 
@@ -107,7 +131,7 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN")
 
 
-def _pool(url: URL, name: str, *, size: int, busy_timeout_ms: int, query_only: bool) -> ThreadPool:
+def _engine(url: URL, *, size: int, busy_timeout_ms: int, query_only: bool) -> Engine:
     # isolation_level None: the driver begins nothing on its own, so that BEGIN IMMEDIATE is ours.
     engine = create_engine(
         url.set(drivername="sqlite"),
@@ -133,7 +157,7 @@ def _pool(url: URL, name: str, *, size: int, busy_timeout_ms: int, query_only: b
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    return ThreadPool(engine, size=size, name=name)
+    return engine
 
 
 def _check_durability(connection: Connection, *, allow_weak: bool) -> None:

@@ -38,10 +38,10 @@ class Traveller:
         self._context: Context = copy_context()
 
     def run(self, transaction: InlineTransaction) -> object:
-        return self._context.run(_finished, self._work(transaction))
+        return self._context.run(finished, self._work(transaction))
 
 
-def _finished(work: Awaitable[T]) -> T:
+def finished(work: Awaitable[T]) -> T:
     """Run ``work`` to its end, here and now.
 
     Raises:

@@ -17,7 +17,7 @@ from gateway.core.principals import Principal
 from gateway.core.sampling import SampleRequest
 
 MOST = 4096  # purses, beyond which those that nobody used for KEPT_S are forgotten
-KEPT_S = 1.0  # what was taken and not spent by then is given up
+KEPT_S = 1.0  # for so long limits are not looked at again; what is not spent twice as long after is given up
 
 
 @dataclass(slots=True)
@@ -78,20 +78,31 @@ class Limiter:
         return self._purses.setdefault(whose, _Purse())
 
     async def _fill(self, purse: _Purse, principal: Principal) -> None:
-        known = purse.allowance.limits.get(Limit.REQUESTS)
-        if known is None:  # nothing to take, or nothing known yet
+        """Look at the limits, and take a second's worth of requests unless half of the last one is left."""
+        kept = purse.left if time.monotonic() < purse.until + self._kept_s else 0
+        share = _share(purse.allowance)
+        if share is None or 2 * kept > share:
             purse.allowance = await self._read(principal)
-            known = purse.allowance.limits.get(Limit.REQUESTS)
-        if known is not None:
-            amount = max(1, known // 60)
-            purse.left, purse.allowance = await self._database.apply(
-                lambda unit: unit.limits.take(principal.project_id, principal.key_id, Limit.REQUESTS, amount),
-                durable=False,
-            )
-        purse.until = time.monotonic() + self._kept_s
+            share = _share(purse.allowance)
+        if share is not None:
+            kept = min(kept, share)
+            if 2 * kept <= share:
+                more = share - kept
+                taken, purse.allowance = await self._database.apply(
+                    lambda unit: unit.limits.take(principal.project_id, principal.key_id, Limit.REQUESTS, more),
+                    durable=False,
+                )
+                kept += taken
+        purse.left, purse.until = kept, time.monotonic() + self._kept_s
 
     async def _read(self, principal: Principal) -> Allowance:
-        return await self._database.ask(lambda unit: unit.limits.allowance(principal.project_id, principal.key_id))
+        return await self._database.glance(lambda unit: unit.limits.allowance(principal.project_id, principal.key_id))
+
+
+def _share(allowance: Allowance) -> int | None:
+    """Return a second's worth of requests, one at least; None where they are not limited, or nothing is known yet."""
+    limit = allowance.limits.get(Limit.REQUESTS)
+    return None if limit is None else max(1, limit // 60)
 
 
 def headers(allowance: Allowance, purse: int) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Limits on both databases: whose value counts, and that nobody gets more than there is, however many ask at once."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from gateway.core.ports import OwnLimit
 from gateway.core.principals import ALL_SCOPES, Principal
 from gateway.core.sampling import Target
 from gateway.store import SqlDatabase
+from gateway.wire import limits as limits_at_the_edge
 from gateway.wire.limits import Limiter
 from gateway.wire.metering import Call, hold
 from tests.store.bench import MODEL, Bench
@@ -104,6 +106,32 @@ async def test_a_call_above_a_whole_minutes_tokens_takes_a_full_bucket_and_owes_
     bucket = allowance.narrowest(Limit.TOKENS)
     assert bucket is not None
     assert -15 <= bucket.left <= -14
+
+
+async def test_a_limiter_takes_no_more_while_half_of_what_it_took_is_left(
+    database: SqlDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with database.write() as unit:
+        project, key = await unit.keys.ensure_project("one"), KeyId("k")
+    await own(database, project, LimitScope.PROJECT, project, Limit.REQUESTS, 600)
+    principal = Principal(project_id=project, key_id=key, scopes=ALL_SCOPES)
+    now = 100.0
+    monkeypatch.setattr(limits_at_the_edge, "time", SimpleNamespace(monotonic=lambda: now))
+    limiter = Limiter(database)
+
+    async def left_after(calls: int) -> int:
+        nonlocal now
+        for _ in range(calls):
+            await limiter.admit(principal)
+            now += 1.5
+        bucket = (await database.ask(lambda unit: unit.limits.allowance(project, key))).narrowest(Limit.REQUESTS)
+        assert bucket is not None
+        return bucket.left
+
+    assert await left_after(5) == 590  # a second's worth is 10: taken once
+    assert await left_after(1) == 585  # 5 of them were left: filled up
+    now += 10
+    assert await left_after(1) == 575  # 9 of them, and long ago: given up
 
 
 async def test_a_limiter_forgets_the_keys_that_nobody_uses(database: SqlDatabase) -> None:

@@ -142,6 +142,15 @@ async def test_work_that_comes_whole_is_done_undone_and_committed_like_any_other
     assert set((await database.ask(lambda unit: unit.keys.projects())).values()) == {f"p{index}" for index in good}
 
 
+async def test_a_glance_sees_what_was_committed_and_changes_nothing(database: SqlDatabase) -> None:
+    await add(database, "one")
+
+    assert "one" in (await database.glance(lambda unit: unit.keys.projects())).values()
+    with pytest.raises(RuntimeError, match="only reads"):
+        await database.glance(lambda unit: unit.keys.ensure_project("two"))
+    assert await projects(database) == ["one"]
+
+
 async def test_whole_units_share_their_commits(sqlite: SqlDatabase) -> None:
     before = sqlite.commits
 

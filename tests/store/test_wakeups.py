@@ -45,6 +45,19 @@ async def test_a_commit_wakes_a_waiter_on_another_connection_within_a_second(
         assert await asyncio.wait_for(waiter, 1) != seen
 
 
+async def test_a_patient_waiter_hears_of_it_too_and_slows_down_no_other(
+    url: str, database: SqlDatabase, tmp_path: Path, clock: HandClock
+) -> None:
+    async with open_database(url, blob_dir=tmp_path / "blobs") as other:
+        seen = await current(other)
+        patient = asyncio.create_task(other.wakeups.wait(seen, 30, patient=True))
+        await asyncio.sleep(0)
+        hurried = asyncio.create_task(other.wakeups.wait(seen, 30))
+        await (await open_bench(database, clock)).open()
+
+        assert seen not in await asyncio.wait_for(asyncio.gather(patient, hurried), 1)
+
+
 async def test_a_commit_wakes_a_waiter_of_its_own_process(bench: Bench) -> None:
     seen = await current(bench.database)
     waiter = asyncio.create_task(bench.database.wakeups.wait(seen, 30))

@@ -96,6 +96,11 @@ class Database(Protocol):
         """Return what ``work`` reads. It waits for nothing but its unit, and may run in another thread."""
         ...
 
+    async def glance(self, work: Callable[[UnitOfWork], Awaitable[T]], /) -> T:
+        """As ``ask``, for a few rows by their keys: where the database is a file they are read here and now, which
+        takes less than going to a thread."""
+        ...
+
     async def apply(self, work: Callable[[UnitOfWork], Awaitable[T]], /, *, durable: bool = True) -> T:
         """Run ``work`` as ``write`` would; much cheaper where the database is a file. It waits for nothing but its
         unit, and may run in another thread. When it raises, nothing was done; a cancelled caller may find it done."""
