@@ -95,7 +95,10 @@ def _check_model_input(datum: Datum, index: int, model: BaseModel) -> None:
 
 
 def _check_inputs(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float]) -> None:
-    _check_names(datum, index, loss_fn, config)
+    needed = [*REQUIRED_INPUTS[loss_fn], *(["ref_log_prob"] if config.get("kl_coef", 0.0) > 0 else [])]
+    known = [*REQUIRED_INPUTS[loss_fn], *OPTIONAL_INPUTS[loss_fn]]
+    _check_names(datum, index, str(loss_fn), needed=needed, known=known)
+    _check_clips(datum, index, loss_fn, config)
     for name, tensor in datum.loss_fn_inputs.items():
         field = f"data[{index}].loss_fn_inputs.{name}"
         dtype = REQUIRED_INPUTS[loss_fn].get(name) or OPTIONAL_INPUTS[loss_fn][name]
@@ -110,22 +113,9 @@ def _check_custom_inputs(datum: Datum, index: int, loss: CustomLoss) -> None:
     """Check that the datum has targets and what the loss reads, in the ranks it declares, and nothing else."""
     where, given = f"data[{index}].loss_fn_inputs", datum.loss_fn_inputs
     ranks = {each.name: each.rank for each in loss.inputs if each.name != LOGPROBS}
-    for name in (TARGET_TOKENS, *ranks):
-        if name not in given:
-            raise Invalid(
-                f"data[{index}]: the loss {loss.name!r} needs loss_fn_inputs.{name}",
-                code="missing_loss_input",
-                field=f"{where}.{name}",
-                details={"datum": index},
-            )
+    names = (TARGET_TOKENS, *ranks)
+    _check_names(datum, index, f"the loss {loss.name!r}", needed=names, known=names)
     for name, tensor in given.items():
-        if name != TARGET_TOKENS and name not in ranks:
-            raise Invalid(
-                f"the loss {loss.name!r} reads no input {name[:80]!r}",
-                code="unknown_loss_input",
-                field=f"{where}.{name[:80]}",
-                details={"datum": index},
-            )
         rank = loss.inputs[0].rank if name == TARGET_TOKENS else ranks[name]
         if len(tensor.shape) != rank or rank != ranks.get(name, rank):
             raise Invalid(
@@ -144,32 +134,32 @@ def _check_finite(tensor: TensorData, field: str, index: int) -> None:
         raise _bad_value(field, tensor, position, "is not finite", "non_finite", index)
 
 
-def _check_names(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float]) -> None:
+def _check_names(datum: Datum, index: int, loss: str, *, needed: Sequence[str], known: Sequence[str]) -> None:
     """Check that the datum has every input its loss needs, and no other than it knows."""
     where, given = f"data[{index}].loss_fn_inputs", datum.loss_fn_inputs
-    needed = list(REQUIRED_INPUTS[loss_fn])
-    if config.get("kl_coef", 0.0) > 0:
-        needed.append("ref_log_prob")
     for name in needed:
         if name not in given:
             raise Invalid(
-                f"data[{index}]: {loss_fn} needs loss_fn_inputs.{name}",
+                f"data[{index}]: {loss} needs loss_fn_inputs.{name}",
                 code="missing_loss_input",
                 field=f"{where}.{name}",
                 details={"datum": index},
             )
-    known = [*REQUIRED_INPUTS[loss_fn], *OPTIONAL_INPUTS[loss_fn]]
     for name in given:
         if name not in known:
             raise Invalid(
-                f"{loss_fn} has no input {name[:80]!r}; known: {', '.join(known)}",
+                f"{loss} has no input {name[:80]!r}; known: {', '.join(known)}",
                 code="unknown_loss_input",
-                field=f"{where}.{name}",
+                field=f"{where}.{name[:80]}",
                 details={"datum": index},
             )
+
+
+def _check_clips(datum: Datum, index: int, loss_fn: LossFn, config: Mapping[str, float]) -> None:
+    """Check that a clipped loss has its thresholds, as a setting or in the datum."""
     if loss_fn in CLIPPED:
         for name, bound in zip((CLIP_LOW, CLIP_HIGH), clip_bounds(loss_fn, config), strict=True):
-            if bound is None and name not in given:
+            if bound is None and name not in datum.loss_fn_inputs:
                 raise Invalid(
                     f"{loss_fn} has no published default for {name}: give loss_fn_config.{name}, or an input of that "
                     f"name in every datum; data[{index}] has none",
