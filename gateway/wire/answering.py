@@ -78,6 +78,7 @@ def call_of(
     target: Target,
     request: SampleRequest,
     *,
+    tag: str | None = None,
     scoring: bool = False,
 ) -> Call:
     """Say what a request can consume at most: where prompts are scored token by token, every prefix of it, too.
@@ -92,9 +93,10 @@ def call_of(
         principal=principal,
         session=session,
         target=target,
-        tag=None,
+        tag=tag,
         prompt=prompt,
         sampled=0 if scoring else sampled,
         engine_prompt=request.num_samples * prompt + prefixes * prompt,
         engine_sampled=sampled + prefixes,
+        scoring=scoring,
     )

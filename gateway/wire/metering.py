@@ -40,6 +40,7 @@ class Call:
     engine_prompt: int
     engine_sampled: int
     scoring: bool = False  # the one token that an engine generates to score a prompt is nobody's bill
+    rated: bool = True  # False: as the gateway knows, nothing limits the caller's tokens by the minute
 
     @property
     def session_id(self) -> SessionId | None:
@@ -113,7 +114,8 @@ async def hold(database: Database, call: Call) -> Sequence[BudgetStanding]:
 
     async def work(unit: UnitOfWork) -> Sequence[BudgetStanding]:
         nonlocal placed
-        await unit.limits.reserve(call.principal.project_id, call.principal.key_id, call.tokens)
+        if call.rated:
+            await unit.limits.reserve(call.principal.project_id, call.principal.key_id, call.tokens)
         await unit.ledger.hold(call.worst_case)
         placed = True
         return unit.ledger.notices
@@ -154,7 +156,8 @@ async def give_up(database: Database, call: Call, *, refused: bool) -> None:
     """Release the hold of a call that ended without a count; unless it was ``refused``, the engine may have worked."""
 
     async def work(unit: UnitOfWork) -> None:
-        await unit.limits.charge(call.principal.project_id, call.principal.key_id, -call.tokens)
+        if call.rated:
+            await unit.limits.charge(call.principal.project_id, call.principal.key_id, -call.tokens)
         if refused:
             await unit.ledger.settle(call.sample_id, ())
         else:
@@ -167,8 +170,9 @@ async def record(unit: UnitOfWork, call: Call, facts: Sequence[UsageFact], at: d
     """Add ``facts``, give back what was set aside and not used, and mark the session as used."""
     if facts:
         await unit.usage.add(facts)
-    billed = sum(fact.quantity for fact in facts if fact.project_id == call.principal.project_id)
-    await unit.limits.charge(call.principal.project_id, call.principal.key_id, billed - call.tokens)
+    if call.rated:
+        billed = sum(fact.quantity for fact in facts if fact.project_id == call.principal.project_id)
+        await unit.limits.charge(call.principal.project_id, call.principal.key_id, billed - call.tokens)
     await unit.ledger.settle(call.sample_id, facts)
     if call.session_id is not None:
         await unit.sessions.touch(call.session_id, at)

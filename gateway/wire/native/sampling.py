@@ -20,6 +20,7 @@ from gateway.core.ports import Database, Engines, Prices, StoredSample
 from gateway.core.principals import Principal
 from gateway.core.sampling import Generation, SampleRequest, SamplingParams, Target, check_sample_request
 from gateway.core.sessions import Session
+from gateway.wire.answering import call_of
 from gateway.wire.client_watch import ClientWatch, ClientWatchDep
 from gateway.wire.deps import (
     AllowanceDep,
@@ -117,7 +118,7 @@ class Sampler:
         """
         check_sample_request(request, target.base)
         check_sizes(self.allowance, request, samples="num_samples")
-        call = self._call(request, target, session, scoring=scoring)
+        call = call_of(new_sample_id(), self.principal, session, target, request, tag=self.tag, scoring=scoring)
         async with (
             held(self.database, call, self.clock) as notices,
             self.client.watched(wanted_later=self.idempotency_key is not None) as stop,
@@ -126,25 +127,6 @@ class Sampler:
             if scoring:
                 generation = dataclasses.replace(generation, counts=generation.counts.without_sampled())
             return await self._record(asked, call, generation, render, notices)
-
-    def _call(self, request: SampleRequest, target: Target, session: Session | None, *, scoring: bool) -> Call:
-        """Say what a request can consume at most: where prompts are scored token by token, every prefix of it, too."""
-        prompt, samples = len(request.prompt), request.num_samples
-        limit = request.params.max_tokens
-        sampled = samples * (target.base.context_length - prompt if limit is None else limit)
-        prefixes = prompt if request.prompt_logprobs or request.topk_prompt_logprobs else 0
-        return Call(
-            sample_id=new_sample_id(),
-            principal=self.principal,
-            session=session,
-            target=target,
-            tag=self.tag,
-            prompt=prompt,
-            sampled=0 if scoring else sampled,
-            engine_prompt=samples * prompt + prefixes * prompt,
-            engine_sampled=sampled + prefixes,
-            scoring=scoring,
-        )
 
     async def _record(
         self, asked: str, call: Call, generation: Generation, render: Render, notices: Sequence[BudgetStanding]

@@ -200,6 +200,7 @@ class Admission:
                 sampled=limit,
                 engine_prompt=length,
                 engine_sampled=limit,
+                rated=Limit.TOKENS in self.allowance.limits,
             ),
         )
 
@@ -294,6 +295,7 @@ class Admission:
                 engine_prompt=samples * sum(lengths),
                 engine_sampled=samples * len(lengths) * max(1, limit),
                 scoring=scoring,
+                rated=Limit.TOKENS in self.allowance.limits,
             ),
         )
 
