@@ -16,10 +16,9 @@ of power. So before the next group all of the log is copied to the database, whi
 """
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
@@ -342,18 +341,13 @@ def _begin_fleeting(connection: Connection) -> None:
 
 def _begin(connection: Connection, synchronous: str) -> None:
     try:
-        _driver(connection).execute(f"PRAGMA synchronous = {synchronous}")
+        connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     except OperationalError as error:
         connection.rollback()
         if is_busy(error):
             raise _LockedByOther(error) from None
         raise
-
-
-def _driver(connection: Connection) -> sqlite3.Connection:
-    """Return the connection itself, for what is said with every transaction."""
-    return cast("sqlite3.Connection", connection.connection.driver_connection)
 
 
 def _restarted(connection: Connection) -> bool:
