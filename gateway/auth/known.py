@@ -6,7 +6,7 @@ from gateway.core.ids import KeyId
 from gateway.core.ports import Database
 from gateway.core.principals import Key
 
-KEPT_S = 0.9  # a key that another process revokes must be refused within a second
+KEPT_S = 0.7  # a key that another process revokes must be refused within a second
 MOST = 4096  # keys kept at a time
 
 

@@ -1,5 +1,6 @@
 """SQLite: WAL with full fsync, readers that never block, one group-committing writer per process."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,6 +119,7 @@ async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock, allow_weak: boo
     try:
         async with writing.connect() as connection:
             await connection.run_sync(lambda sync: _check_durability(sync, allow_weak=allow_weak))
+        await asyncio.to_thread(lambda: glances.connect().close())  # opening may wait for others
         async with writer.running():
             yield SqliteTransactions(readers, glances, writer, wakeups, clock=clock, blob_dir=blob_dir)
     finally:

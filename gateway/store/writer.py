@@ -16,9 +16,10 @@ of power. So before the next group all of the log is copied to the database, whi
 """
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
@@ -328,6 +329,8 @@ def _travel(
             announced = announced or transaction.announced
     if not kept:
         return None
+    if not cast("sqlite3.Connection", connection.connection.driver_connection).in_transaction:
+        raise SQLAlchemyError("SQLite rolled the transaction back by itself")  # disk full, and the work went on
     return _commit_announced(connection) if announced else _commit(connection)
 
 

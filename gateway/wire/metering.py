@@ -40,7 +40,7 @@ class Call:
     engine_prompt: int
     engine_sampled: int
     scoring: bool = False  # the one token that an engine generates to score a prompt is nobody's bill
-    rated: bool = True  # False: as the gateway knows, nothing limits the caller's tokens by the minute
+    rated: bool = True  # False: when it was let in, nothing limited the caller's tokens by the minute
 
     @property
     def session_id(self) -> SessionId | None:

@@ -16,6 +16,7 @@ from psycopg import sql
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import OperationalError
 
+import migrations
 from gateway.core.errors import Unavailable
 from gateway.core.ports import UnitOfWork
 from gateway.store import SqlDatabase, WeakDurability, open_database
@@ -149,6 +150,25 @@ async def test_a_glance_sees_what_was_committed_and_changes_nothing(database: Sq
     with pytest.raises(RuntimeError, match="only reads"):
         await database.glance(lambda unit: unit.keys.ensure_project("two"))
     assert await projects(database) == ["one"]
+
+
+async def test_what_sqlite_rolled_back_by_itself_is_not_acknowledged_though_its_work_went_on(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'small.db'}"
+    migrations.upgrade(url)
+    async with open_database(url, blob_dir=tmp_path) as database:
+
+        def fill(connection: Connection) -> None:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+            connection.exec_driver_sql("INSERT INTO projects VALUES ('p', 'kept', 0)")
+            with suppress(OperationalError):
+                connection.exec_driver_sql("INSERT INTO projects VALUES ('q', hex(zeroblob(3000000)), 0)")
+
+        with pytest.raises(Unavailable):
+            await database.change(fill)
+        await database.change(lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1000000").close())
+        await add(database, "later")
+        assert await projects(database) == ["later"]
 
 
 async def test_whole_units_share_their_commits(sqlite: SqlDatabase) -> None:

@@ -6,7 +6,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.store import SqlDatabase, open_database
+import pytest
+
+from gateway.store import SqlDatabase, open_database, wakeups
 from tests.store.bench import Bench, HandClock, new_session, open_bench
 
 _WRITER = """
@@ -46,16 +48,17 @@ async def test_a_commit_wakes_a_waiter_on_another_connection_within_a_second(
 
 
 async def test_a_patient_waiter_hears_of_it_too_and_slows_down_no_other(
-    url: str, database: SqlDatabase, tmp_path: Path, clock: HandClock
+    url: str, database: SqlDatabase, tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wakeups, "PATIENT_POLL_S", 20.0)
     async with open_database(url, blob_dir=tmp_path / "blobs") as other:
         seen = await current(other)
         patient = asyncio.create_task(other.wakeups.wait(seen, 30, patient=True))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.1)  # its looks have begun
         hurried = asyncio.create_task(other.wakeups.wait(seen, 30))
         await (await open_bench(database, clock)).open()
 
-        assert seen not in await asyncio.wait_for(asyncio.gather(patient, hurried), 1)
+        assert seen not in await asyncio.wait_for(asyncio.gather(patient, hurried), 5)
 
 
 async def test_a_commit_wakes_a_waiter_of_its_own_process(bench: Bench) -> None:
