@@ -90,6 +90,7 @@ def launch_vllm(spec: EngineSpec) -> Launch:
         *("--logprobs-mode", "processed_logprobs"),
         *("--max-logprobs", "20"),
         *("--structured-outputs-config", f'{{"backend": "{GRAMMAR_BACKEND}"}}'),  # what the gateway tries grammars with
+        *("--middleware", "gateway.engines.door.Door"),  # vLLM's own key guards a part of its paths
         "--enable-prompt-tokens-details",
         "--enable-scale-out",  # for /inference/v1/abort_requests, which aborts without losing the count
         "--no-enable-log-requests",

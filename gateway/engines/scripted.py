@@ -160,7 +160,7 @@ def create_scripted_app(engine: ScriptedEngine) -> Starlette:
         routes=[
             Route("/health", health),
             Route("/metrics", metrics),
-            Route("/tokenize", tokenize, methods=["POST"]),
+            guarded("/tokenize", tokenize, "POST"),
             guarded("/v1/models", models, "GET"),
             guarded("/v1/load_lora_adapter", load, "POST"),
             guarded("/v1/unload_lora_adapter", unload, "POST"),

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -92,6 +93,20 @@ async def busy(client: Vllm) -> bool:
 
 async def idle(client: Vllm) -> bool:
     return await running(client) == 0
+
+
+async def test_without_its_key_an_engine_says_how_it_is_and_does_nothing(tiny_engine: EngineEndpoint) -> None:
+    async with httpx.AsyncClient(base_url=tiny_engine.url, trust_env=False) as anybody:
+        asked = {"Authorization": f"Bearer {tiny_engine.key}"}
+        paths: dict[str, dict[str, Any]] = (await anybody.get("/openapi.json", headers=asked)).json()["paths"]
+        routes = [(path, method.upper()) for path, methods in paths.items() for method in methods]
+        for wrong in ({}, {"Authorization": "Bearer x"}, {"Authorization": tiny_engine.key}):
+            answers = {
+                path: (await anybody.request(method, path.replace("{response_id}", "r"), headers=wrong)).status_code
+                for path, method in [*routes, ("/openapi.json", "GET"), ("/docs", "GET")]
+            }
+            assert {path for path, status in answers.items() if status != 401} == {"/health", "/metrics"}
+    assert {"/invocations", "/tokenize", "/v1/chat/completions"} <= {path for path, _ in routes}
 
 
 @pytest.mark.parametrize("unembed", [False, True], ids=["projections", "lm_head too"])
