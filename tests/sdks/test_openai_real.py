@@ -266,7 +266,8 @@ def test_an_alternative_that_cannot_be_drawn_has_a_finite_logprob(python_answers
 
 
 def test_special_tokens_in_a_turn_are_text(gateway: Gateway, tiny_engine: EngineEndpoint) -> None:
-    with gateway.openai_client() as client, httpx.Client(base_url=tiny_engine.url) as engine:
+    key = {"Authorization": f"Bearer {tiny_engine.key}"}
+    with gateway.openai_client() as client, httpx.Client(base_url=tiny_engine.url, headers=key) as engine:
         (end,) = engine.post("/tokenize", json={"prompt": "<|im_end|>", "add_special_tokens": False}).json()["tokens"]
 
         def ends(content: str) -> int:
