@@ -39,6 +39,10 @@ class Turns:
         """Say whether a request holds a turn of this version or waits for one."""
         return version_id in self._using or any(version_id in queues for queues in self._waiting.values())
 
+    def holds(self, version_id: VersionId) -> bool:
+        """Say whether a request holds a turn of this version."""
+        return version_id in self._using
+
     def resize(self, limit: int) -> None:
         """Let ``limit`` versions in from now on; those that are in beyond it stay until they leave."""
         self._limit = limit
@@ -167,7 +171,11 @@ class LoadedVersions:
         return self._reports.get(version_id)
 
     async def _shed(self, newest: VersionId) -> None:
-        idle = [one for one in self._reports if one != newest and not self._turns.in_use(one)]
+        """Keep to the capacity. Versions that wait for a turn go last, and of them the one that was used last: its turn
+        is the farthest, and then it comes back through the gate."""
+        free = [one for one in self._reports if one != newest and not self._turns.holds(one)]
+        idle = [one for one in free if not self._turns.in_use(one)]
+        idle += [one for one in reversed(free) if self._turns.in_use(one)]
         for version_id in idle[: max(0, len(self._reports) - self.capacity)]:
             del self._reports[version_id]
             await self._unload(version_id)
