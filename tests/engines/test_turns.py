@@ -211,6 +211,20 @@ async def test_the_least_recently_used_idle_version_is_unloaded() -> None:
     assert [version_id in shelf.loaded for version_id in (A, B, C)] == [True, False, True]
 
 
+async def test_where_all_others_wait_the_version_used_last_is_unloaded_and_the_capacity_kept() -> None:
+    turns, d = Turns(1), VersionId("ver-d")
+    shelf, visitors = Shelf(turns, capacity=3), Visitors(turns)
+    visits = [await visitors.come(version_id) for version_id in (A, B, C)]  # A is in, the others wait
+    for version_id in (A, B, C, d):
+        await shelf.loaded.ensure(version_id, shelf.loader(version_id), Occasion.LOAD)
+    assert (shelf.unloads, len(shelf.loaded)) == ([C], 3)
+    await shelf.loaded.ensure(C, shelf.loader(C), Occasion.LOAD)
+    assert (shelf.unloads, len(shelf.loaded)) == ([C, d], 3)  # nobody wants d: it goes first
+    for task, leave in visits:
+        leave.set()
+        await task
+
+
 async def test_what_was_loaded_before_the_engine_was_lost_is_not_trusted() -> None:
     shelf = Shelf(Turns(2), capacity=2)
     await shelf.loaded.ensure(A, shelf.loader(A), Occasion.LOAD)
