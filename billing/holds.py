@@ -7,7 +7,7 @@ it nobody pays.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
@@ -64,6 +64,9 @@ class Hold:
     at: int
 
 
+_COLUMNS = [field.name for field in fields(Hold)]
+
+
 def open_hold(connection: Connection, hold: Hold) -> list[Warned]:
     """Set money aside; opening the same hold again changes nothing. Returns the soft limits that are reached.
 
@@ -78,7 +81,7 @@ def open_hold(connection: Connection, hold: Hold) -> list[Warned]:
         amount=hold.amount,
         at=hold.at,
     )
-    connection.execute(_OPEN[is_postgres(connection)], asdict(hold))
+    connection.execute(_OPEN[is_postgres(connection)], {name: getattr(hold, name) for name in _COLUMNS})
     return warned
 
 

@@ -39,8 +39,8 @@ from gateway.scrapes import Scrapes
 from gateway.settings import Settings
 from gateway.store import SERVER_WAIT_S, SqlDatabase, open_database
 from gateway.store.artifact_stores import open_artifacts
-from gateway.store.database import LedgerFactory
 from gateway.store.object_store import ObjectArtifacts
+from gateway.store.unit_of_work import LedgerFactory
 from gateway.traces import open_tracer
 from gateway.verdicts import Verdicts
 from gateway.wire.deps import State

@@ -19,58 +19,18 @@ from gateway.core.errors import Unavailable
 from gateway.core.ids import ProjectId
 from gateway.core.limits import Limits
 from gateway.core.payloads import Payload
-from gateway.core.ports import Ledger, Wakeups
-from gateway.store.audit import SqlAuditStore
-from gateway.store.blobs import SqlBlobStore, prepare
-from gateway.store.clients import SqlClientStore
-from gateway.store.collection import SqlCollectionStore
+from gateway.core.ports import Wakeups
+from gateway.store.blobs import prepare
 from gateway.store.failures import is_away, is_full
-from gateway.store.keys import SqlKeyStore
-from gateway.store.limits import SqlLimitStore
-from gateway.store.locks import SqlLockStore
 from gateway.store.no_ledger import NoLedger
-from gateway.store.operations import SqlOperationStore
 from gateway.store.postgres import open_postgres
-from gateway.store.registry import SqlRegistry
-from gateway.store.samples import SqlSampleStore
-from gateway.store.score_work import SqlScoreWorkStore
-from gateway.store.scores import SqlScoreStore
-from gateway.store.sessions import SqlSessionStore
 from gateway.store.sqlite import open_sqlite
 from gateway.store.transaction import Transaction
 from gateway.store.trips import Work
-from gateway.store.upkeep import SqlUpkeep
-from gateway.store.usage import SqlUsageStore
-from gateway.store.versions import SqlVersionStore
-from gateway.store.work import SqlWorkStore
+from gateway.store.unit_of_work import LedgerFactory, SqlUnit
 
 T = TypeVar("T")
-LedgerFactory = Callable[[Transaction], Ledger]
 SERVER_WAIT_S = 60.0  # how long a gateway or trainer that starts waits for its database server
-
-
-class SqlUnit:
-    """UnitOfWork on one transaction."""
-
-    def __init__(self, transaction: Transaction, ledger: LedgerFactory, limits: Limits) -> None:
-        self.blobs = SqlBlobStore(transaction)
-        self.limits = SqlLimitStore(transaction, limits)
-        self.sessions = SqlSessionStore(transaction, self.limits)
-        self.operations = SqlOperationStore(transaction)
-        self.versions = SqlVersionStore(transaction)
-        self.registry = SqlRegistry(transaction)
-        self.upkeep = SqlUpkeep(transaction)
-        self.keys = SqlKeyStore(transaction)
-        self.samples = SqlSampleStore(transaction)
-        self.clients = SqlClientStore(transaction)
-        self.usage = SqlUsageStore(transaction)
-        self.work = SqlWorkStore(transaction)
-        self.scores = SqlScoreStore(transaction)
-        self.score_work = SqlScoreWorkStore(transaction)
-        self.locks = SqlLockStore(transaction)
-        self.collection = SqlCollectionStore(transaction)
-        self.audit = SqlAuditStore(transaction)
-        self.ledger = ledger(transaction)
 
 
 class Transactions(Protocol):
@@ -93,6 +53,8 @@ class Transactions(Protocol):
     async def glance(self, work: Work[T]) -> T: ...
 
     async def apply(self, work: Work[T], *, durable: bool = True) -> T: ...
+
+    async def jot(self, work: Work[T]) -> T: ...
 
 
 class SqlDatabase:
@@ -166,6 +128,15 @@ class SqlDatabase:
         """
         with _translated():
             return await self._transactions.apply(lambda transaction: work(self._unit(transaction)), durable=durable)
+
+    async def jot(self, work: Callable[[SqlUnit], Awaitable[T]]) -> T:
+        """As ``apply``, not durable, for a few rows by their keys.
+
+        Raises:
+            Unavailable: the database is away, or could not commit; the same request may work later.
+        """
+        with _translated():
+            return await self._transactions.jot(lambda transaction: work(self._unit(transaction)))
 
     def _unit(self, transaction: Transaction) -> SqlUnit:
         return SqlUnit(transaction, self._ledger, self._limits)

@@ -79,6 +79,9 @@ class PostgresTransactions:
         async with self.write(durable=durable) as transaction:
             return await work(transaction)
 
+    async def jot(self, work: Work[T]) -> T:
+        return await self.apply(work, durable=False)
+
     def _transaction(self, connection: AsyncConnection, *, read_only: bool) -> Transaction:
         return Transaction(connection, postgres=True, clock=self._clock, blob_dir=self._blob_dir, read_only=read_only)
 

@@ -84,6 +84,9 @@ class SqliteTransactions:
     async def apply(self, work: Work[T], *, durable: bool = True) -> T:
         return await self._writer.apply(work, durable=durable)
 
+    async def jot(self, work: Work[T]) -> T:
+        return await self._writer.jot(work)
+
     @asynccontextmanager
     async def write(self, *, durable: bool = True) -> AsyncIterator[Transaction]:
         async with self._writer.unit(durable=durable) as transaction:

@@ -1,7 +1,7 @@
 """UsageStore on SQL: facts that count once, whatever is retried."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 
 from sqlalchemy import select
 
@@ -9,6 +9,8 @@ from gateway.core.ids import KeyId, ProjectId, SessionId, VersionId
 from gateway.core.usage import Meter, UsageFact
 from gateway.store.tables import usage_facts
 from gateway.store.transaction import Transaction
+
+_COLUMNS = [field.name for field in fields(UsageFact)]
 
 
 class SqlUsageStore:
@@ -20,7 +22,7 @@ class SqlUsageStore:
     async def add(self, facts: Sequence[UsageFact]) -> None:
         # In one order, so that two who record the same facts at once do not wait for each other.
         ordered = sorted(facts, key=lambda fact: (fact.source, fact.meter))
-        rows = [{**asdict(fact), "meter": fact.meter.value} for fact in ordered]
+        rows = [{name: getattr(fact, name) for name in _COLUMNS} for fact in ordered]
         if rows:
             await self._transaction.insert_new(usage_facts, rows)
 

@@ -16,15 +16,23 @@ of power. So before the next group all of the log is copied to the database, whi
 """
 
 import asyncio
-import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.store.failures import is_busy, is_unsynced
+from gateway.store.failures import is_unsynced
+from gateway.store.groups import (
+    LockedByOther,
+    begin_fleeting,
+    begin_lasting,
+    commit,
+    commit_announced,
+    restarted,
+    travel,
+)
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 from gateway.store.trips import InlineTransaction, Traveller, Work
@@ -59,6 +67,7 @@ class GroupWriter:
         self._put_back: Unit | Trip | None = None  # waits for a group of its own kind
         self._inside: set[asyncio.Task[Any] | None] = set()
         self._open = False
+        self._working = False  # a unit has been taken out of the queue and is not settled yet
         self._hole = False  # a sync of the log failed
         self._busy_since: float | None = None  # when the first of a row of groups began that leave nothing free
         self.commits = 0
@@ -119,6 +128,27 @@ class GroupWriter:
                 trip.outcome.cancel()
             raise
 
+    async def jot(self, work: Work[T]) -> T:
+        """As ``apply``, not durable, for a few rows by their keys: while nothing else is written it is done here and
+        now, which takes less than going to the thread."""
+        self._caller()
+        if self._working or self._hole or not self._queue.empty():
+            return await self.apply(work, durable=False)
+        trip = Trip(traveller=Traveller(work), lasting=False)
+        try:
+            change = self._connections.run_here(
+                lambda connection: travel(connection, [trip], self._open_inline, lasting=False)
+            )
+        except LockedByOther:
+            return await self.apply(work, durable=False)
+        except SQLAlchemyError as error:
+            trip.fail(error)
+        else:
+            if change is not None:
+                self._on_change(change)
+            trip.committed()
+        return await trip.outcome
+
     def _caller(self) -> asyncio.Task[Any] | None:
         if not self._open:
             raise RuntimeError("the database is closed")
@@ -133,10 +163,12 @@ class GroupWriter:
                 self._put_back = None
                 if unit.over:
                     continue
+                self._working = True
                 if isinstance(unit, Trip):
                     await self._run_trips(unit)
                 else:
                     await self._run_group(unit)
+                self._working = self._put_back is not None
         except BaseException as error:  # nobody may wait for a writer that is gone
             self._open = False
             self._fail_queued(error)
@@ -173,7 +205,7 @@ class GroupWriter:
                     await self._restart_log(connection)
             change = await self._when_free(
                 lambda: self._connections.run(
-                    lambda connection: _travel(connection, trips, self._open_inline, lasting=first.lasting)
+                    lambda connection: travel(connection, trips, self._open_inline, lasting=first.lasting)
                 )
             )
         except BaseException as error:
@@ -203,7 +235,7 @@ class GroupWriter:
             async with self._connections.connect() as connection:
                 if self._hole:
                     await self._restart_log(connection)
-                begin = _begin_lasting if first.lasting else _begin_fleeting
+                begin = begin_lasting if first.lasting else begin_fleeting
                 await self._when_free(lambda: connection.run_sync(begin))
                 opened, count, announced = loop.time(), 0, False
                 while unit is not None:
@@ -220,7 +252,7 @@ class GroupWriter:
                     crowded = late or count >= MAX_GROUP_UNITS
                     unit = None if crowded else await self._next(lasting=first.lasting)
                 if kept:
-                    change = await connection.run_sync(_commit_announced if announced else _commit)
+                    change = await connection.run_sync(commit_announced if announced else commit)
                     self.commits += first.lasting
                     if change is not None:
                         self._on_change(change)
@@ -281,7 +313,7 @@ class GroupWriter:
     async def _restart_log(self, connection: ThreadConnection) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LOCK_TIMEOUT_S
-        while not await connection.run_sync(_restarted):
+        while not await connection.run_sync(restarted):
             if loop.time() >= deadline:
                 raise SQLAlchemyError("a sync of the log failed, and others use the log too much to begin a new one")
             await asyncio.sleep(_LOCK_RETRY_S)
@@ -294,79 +326,8 @@ class GroupWriter:
         while True:
             try:
                 return await attempt()
-            except _LockedByOther as locked:
+            except LockedByOther as locked:
                 if loop.time() >= deadline:
                     self._fail_queued(locked.error)
                     raise locked.error from None
             await asyncio.sleep(_LOCK_RETRY_S)
-
-
-class _LockedByOther(Exception):
-    """Another process has the write lock; nothing was begun."""
-
-    def __init__(self, error: OperationalError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _travel(
-    connection: Connection,
-    trips: Sequence[Trip],
-    open_inline: Callable[[Connection], InlineTransaction],
-    *,
-    lasting: bool,
-) -> int | None:
-    """Run the units, each under a savepoint unless it is alone, and commit.
-
-    Returns the change counter's new value, if one announced.
-    """
-    _begin(connection, "FULL" if lasting else "NORMAL")
-    kept, announced = 0, False
-    for trip in trips:
-        transaction = open_inline(connection)
-        if trip.run_alone(transaction) if len(trips) == 1 else trip.run(connection, transaction):
-            kept += 1
-            announced = announced or transaction.announced
-    if not kept:
-        return None
-    if not cast("sqlite3.Connection", connection.connection.driver_connection).in_transaction:
-        raise SQLAlchemyError("SQLite rolled the transaction back by itself")  # disk full, and the work went on
-    return _commit_announced(connection) if announced else _commit(connection)
-
-
-def _begin_lasting(connection: Connection) -> None:
-    _begin(connection, "FULL")
-
-
-def _begin_fleeting(connection: Connection) -> None:
-    _begin(connection, "NORMAL")  # in WAL mode: no fsync at commit
-
-
-def _begin(connection: Connection, synchronous: str) -> None:
-    try:
-        connection.exec_driver_sql(f"PRAGMA synchronous = {synchronous}")
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    except OperationalError as error:
-        connection.rollback()
-        if is_busy(error):
-            raise _LockedByOther(error) from None
-        raise
-
-
-def _restarted(connection: Connection) -> bool:
-    """Sync everything into the database and begin a new log; False when somebody still writes or reads the old one."""
-    busy, _, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(RESTART)").one()
-    connection.rollback()
-    return not busy
-
-
-def _commit(connection: Connection) -> None:
-    connection.commit()
-
-
-def _commit_announced(connection: Connection) -> int:
-    """Advance the change counter (see wakeups.py) and commit; return its new value."""
-    change = (int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()) + 1) % 2**31
-    connection.exec_driver_sql(f"PRAGMA user_version = {change}")
-    connection.commit()
-    return change

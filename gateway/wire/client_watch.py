@@ -30,7 +30,6 @@ class ClientWatch:
             yield left
         finally:
             watching.cancel()
-            await asyncio.wait([watching])
 
     async def _watch(self, left: asyncio.Event) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":

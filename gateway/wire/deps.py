@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Annotated, TypedDict
 
 from fastapi import Depends, Header, Request, Security
-from fastapi.security import HTTPBearer
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
 
 from gateway.auth.keys import Keyring, require
 from gateway.auth.known import KnownKeys
@@ -161,32 +162,30 @@ Touching = Annotated[UnitOfWork, Depends(_touching, scope="function")]
 """A unit for signs of life: nobody is to answer for them, so the audit log leaves them out."""
 
 
-bearer = HTTPBearer(auto_error=False, description="An API key: tml-...")
+class Needs(SecurityBase):
+    """Lets callers in whose key has one of ``scopes``, and returns them; ``wire.routes`` authenticated them. Without
+    ``scopes`` a route only reads, which every key may.
 
-
-async def _caller(request: Request, _: Annotated[object, Security(bearer)]) -> Principal:
-    """Return whom ``wire.routes`` authenticated; the security scheme is here for the OpenAPI page."""
-    return request.state.principal
-
-
-Caller = Annotated[Principal, Depends(_caller)]
-
-
-class Needs:
-    """Lets callers in whose key has one of ``scopes``. A route without it only reads, which every key may."""
+    It is its own security scheme, for the OpenAPI page: FastAPI takes its time over every dependency of a dependency.
+    """
 
     def __init__(self, *scopes: Scope) -> None:
+        self.scheme_name = "HTTPBearer"
+        self.model = HTTPBearer(description="An API key: tml-...")
         self.scopes = scopes
 
-    async def __call__(self, principal: Caller) -> Principal:
-        require(principal, *self.scopes)
+    async def __call__(self, request: Request) -> Principal:
+        principal: Principal = request.state.principal
+        if self.scopes:
+            require(principal, *self.scopes)
         return principal
 
 
-TrainCaller = Annotated[Principal, Depends(Needs(Scope.TRAIN))]
-InferenceCaller = Annotated[Principal, Depends(Needs(Scope.INFERENCE))]
-WorkCaller = Annotated[Principal, Depends(Needs(Scope.INFERENCE, Scope.TRAIN))]
-AdminCaller = Annotated[Principal, Depends(Needs(Scope.ADMIN))]
+Caller = Annotated[Principal, Security(Needs())]
+TrainCaller = Annotated[Principal, Security(Needs(Scope.TRAIN))]
+InferenceCaller = Annotated[Principal, Security(Needs(Scope.INFERENCE))]
+WorkCaller = Annotated[Principal, Security(Needs(Scope.INFERENCE, Scope.TRAIN))]
+AdminCaller = Annotated[Principal, Security(Needs(Scope.ADMIN))]
 
 
 async def _allowance(request: Request) -> Allowance:

@@ -88,9 +88,8 @@ class Limiter:
             kept = min(kept, share)
             if 2 * kept <= share:
                 more = share - kept
-                taken, purse.allowance = await self._database.apply(
-                    lambda unit: unit.limits.take(principal.project_id, principal.key_id, Limit.REQUESTS, more),
-                    durable=False,
+                taken, purse.allowance = await self._database.jot(
+                    lambda unit: unit.limits.take(principal.project_id, principal.key_id, Limit.REQUESTS, more)
                 )
                 kept += taken
         purse.left, purse.until = kept, time.monotonic() + self._kept_s

@@ -121,7 +121,7 @@ async def hold(database: Database, call: Call) -> Sequence[BudgetStanding]:
         return unit.ledger.notices
 
     try:
-        return await database.apply(work, durable=False)
+        return await database.jot(work)
     except asyncio.CancelledError:
         if placed:  # nobody will come for it; what was never taken is not given back
             with anyio.CancelScope(shield=True):
@@ -163,7 +163,7 @@ async def give_up(database: Database, call: Call, *, refused: bool) -> None:
         else:
             await unit.ledger.lose(call.sample_id)
 
-    await database.apply(work, durable=False)
+    await database.jot(work)
 
 
 async def record(unit: UnitOfWork, call: Call, facts: Sequence[UsageFact], at: datetime) -> None:

@@ -89,7 +89,9 @@ class DialectRoute(APIRoute):
 
 
 def _needs_a_scope(dependant: Dependant) -> bool:
-    return isinstance(dependant.call, Needs) or any(_needs_a_scope(inner) for inner in dependant.dependencies)
+    if isinstance(dependant.call, Needs):
+        return bool(dependant.call.scopes)
+    return any(_needs_a_scope(inner) for inner in dependant.dependencies)
 
 
 async def _admit(request: Request, *, works: bool) -> int:

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -57,7 +57,15 @@ class Measured:
 
     def at(self, share: float) -> float:
         """Return the latency that ``share`` of the answers do not exceed."""
-        return sorted(self.latencies_s)[math.ceil(share * len(self.latencies_s)) - 1]
+        return _at(self.latencies_s, share)
+
+    def first_at(self, share: float) -> float:
+        """As ``at``, to the first byte."""
+        return _at(self.firsts_s, share)
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 class _Connection(asyncio.Protocol):

@@ -49,9 +49,10 @@ def test_cpu_and_gpu_differ_in_what_is_theirs() -> None:
 
     assert "--enforce-eager" in cpu.command
     assert cpu.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
+    assert cpu.environment["GOMP_SPINCOUNT"] == "5000"  # of 300,000: a thread that waits leaves its core to the server
     assert option(gpu, "--gpu-memory-utilization") == "0.5"
     assert gpu.environment["CUDA_VISIBLE_DEVICES"] == "1"
-    assert not any(name.startswith("VLLM_CPU") for name in gpu.environment)
+    assert not any(name.startswith(("VLLM_CPU", "GOMP")) for name in gpu.environment)
     # Only the CPU engine with our plugin scores prompts with a LoRA on lm_head exactly, and says so in every answer.
     assert "--fingerprint-value" in cpu.command
     assert "--fingerprint-value" not in gpu.command

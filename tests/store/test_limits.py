@@ -83,11 +83,12 @@ async def test_a_caller_that_leaves_before_its_tokens_were_taken_is_given_none(
         engine_prompt=30,
         engine_sampled=30,
     )
-    leaving = asyncio.create_task(hold(database, call))
-    await asyncio.sleep(0)  # it asks, and nothing has begun for it yet
-    leaving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
+    async with database.write():
+        leaving = asyncio.create_task(hold(database, call))
+        await asyncio.sleep(0)  # it asks, and nothing has begun for it yet
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
     with pytest.raises(RateLimited):
         await database.apply(lambda unit: unit.limits.reserve(bench.project_id, bench.key_id, 50))
 

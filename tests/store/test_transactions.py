@@ -152,6 +152,63 @@ async def test_a_glance_sees_what_was_committed_and_changes_nothing(database: Sq
     assert await projects(database) == ["one"]
 
 
+async def test_what_is_jotted_down_is_done_or_undone_like_any_other_unit(database: SqlDatabase) -> None:
+    async def fails(unit: UnitOfWork) -> None:
+        await unit.keys.ensure_project("bad")
+        raise ZeroDivisionError
+
+    await database.jot(lambda unit: unit.keys.ensure_project("one"))
+    with pytest.raises(ZeroDivisionError):
+        await database.jot(fails)
+    await asyncio.gather(
+        *(database.jot(lambda unit, n=n: unit.keys.ensure_project(f"p{n}")) for n in range(4)), add(database, "two")
+    )
+
+    assert await projects(database) == ["one", "p0", "p1", "p2", "p3", "two"]
+
+
+async def test_a_jot_waits_for_what_is_being_written_here_and_by_another_process(
+    sqlite: SqlDatabase, sqlite_url: str
+) -> None:
+    jotted: list[str] = []
+
+    async def jot(name: str) -> None:
+        await sqlite.jot(lambda unit: unit.keys.ensure_project(name))
+        jotted.append(name)
+
+    async with sqlite.write() as unit:
+        await unit.keys.ensure_project("first")
+        second = asyncio.create_task(jot("second"))
+        await asyncio.sleep(0)
+        assert not jotted
+    await second
+    other = sqlite3.connect(str(make_url(sqlite_url).database), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    third = asyncio.create_task(jot("third"))
+    await asyncio.sleep(0)
+    assert jotted == ["second"]
+    other.close()
+    await third
+
+    assert jotted == ["second", "third"]
+    assert await projects(sqlite) == ["first", "second", "third"]
+
+
+async def test_a_jot_costs_no_durable_commit_and_leaves_the_log_to_those_that_last(
+    sqlite: SqlDatabase, sqlite_url: str
+) -> None:
+    database_file = str(make_url(sqlite_url).database)
+    before = sqlite.commits, os.stat(database_file).st_mtime_ns
+
+    for number in range(400):  # of about 4 pages each: the log would be copied to the file after 1000
+        await sqlite.jot(lambda unit, n=number: unit.keys.ensure_project(f"p{n:03}"))
+
+    assert (sqlite.commits, os.stat(database_file).st_mtime_ns) == before
+    await add(sqlite, "lasting")
+    assert os.stat(database_file).st_mtime_ns > before[1]
+    assert len(await projects(sqlite)) == 401
+
+
 async def test_what_sqlite_rolled_back_by_itself_is_not_acknowledged_though_its_work_went_on(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'small.db'}"
     migrations.upgrade(url)

@@ -105,7 +105,7 @@ def _operation(mount: str, method: str, route: APIRoute) -> Operation:
 
 
 def _needs(dependant: Dependant) -> Iterator[tuple[Scope, ...]]:
-    if isinstance(dependant.call, Needs):
+    if isinstance(dependant.call, Needs) and dependant.call.scopes:
         yield dependant.call.scopes
     for inner in dependant.dependencies:
         yield from _needs(inner)

@@ -106,6 +106,11 @@ class Database(Protocol):
         unit, and may run in another thread. When it raises, nothing was done; a cancelled caller may find it done."""
         ...
 
+    async def jot(self, work: Callable[[UnitOfWork], Awaitable[T]], /) -> T:
+        """As ``apply``, not durable, for a few rows by their keys: where the database is a file and nothing else is
+        being written it is done here and now."""
+        ...
+
 
 class Wakeups(Protocol):
     """One source of "something was committed", for this process and the others."""
