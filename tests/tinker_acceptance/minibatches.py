@@ -1,9 +1,9 @@
 """``rl.train`` on a stream of minibatches, two steps an iteration, with a penalty for leaving the base model."""
 
+from tests.tinker_acceptance.arithmetic import FORMAT
 from tests.tinker_acceptance.outcome import Outcome, rises
 from tests.tinker_acceptance.place import RENDERER, Place, curve
 
-FORMAT = "env/all/format"  # the share of answers that end as asked: most of the reward in the first iterations
 MODULE = "tests.tinker_acceptance.drive tinker_cookbook.rl.train"
 
 

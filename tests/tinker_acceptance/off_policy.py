@@ -1,8 +1,8 @@
 """``rl.train`` asynchronously: samples are trained on at most one step after the weights that drew them."""
 
 from tests.tinker_acceptance import arithmetic
-from tests.tinker_acceptance.outcome import Outcome, climbs
-from tests.tinker_acceptance.place import Place, curve
+from tests.tinker_acceptance.outcome import Outcome
+from tests.tinker_acceptance.place import Place
 
 
 def run(place: Place, *, steps: int = 14, groups: int = 12, size: int = 8) -> list[Outcome]:
@@ -11,5 +11,4 @@ def run(place: Place, *, steps: int = 14, groups: int = 12, size: int = 8) -> li
         "loss_fn": "ppo",
         "max_steps_off_policy": 1,
     }
-    log = place.finish("off_policy", arithmetic.MODULE, options)
-    return [climbs(arithmetic.REWARD, curve(log, arithmetic.REWARD), over=3)]
+    return arithmetic.learned(place.finish("off_policy", arithmetic.MODULE, options))

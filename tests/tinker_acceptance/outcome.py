@@ -1,9 +1,8 @@
 """What a recipe has to show, and the table of it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, linear_regression
+from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,26 +26,6 @@ def rises(what: str, curve: Sequence[float], *, by: float, over: int) -> Outcome
     """The mean of the last ``over`` values has to exceed that of the first ``over`` by ``by``."""
     first, last = fmean(curve[:over]), fmean(curve[-over:])
     return Outcome(what=what, before=first, after=last, bar=f"+ {by:g}", learned=last - first > by)
-
-
-def climbs(what: str, curve: Sequence[float], *, over: int, errors: float = 4.0) -> Outcome:
-    """The line through all values has to rise by more than ``errors`` times the standard error of its slope.
-
-    Noise alone does so in 1 of 100 runs of 6 values, and in 1 of 1,000 of 14. The means of the first and of the last
-    ``over`` values are shown.
-    """
-    steps = range(len(curve))
-    line = linear_regression(steps, curve)
-    left = [value - line.intercept - line.slope * step for step, value in zip(steps, curve, strict=True)]
-    spread = sum((step - fmean(steps)) ** 2 for step in steps)
-    error = math.sqrt(sum(each**2 for each in left) / (len(curve) - 2) / spread)
-    return Outcome(
-        what=what,
-        before=fmean(curve[:over]),
-        after=fmean(curve[-over:]),
-        bar=f"slope > {errors:g} s.e. (of {error:.2g}; {line.slope:.2g})",
-        learned=line.slope > errors * error,
-    )
 
 
 def same(what: str, straight: float, resumed: float) -> Outcome:
