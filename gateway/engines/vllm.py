@@ -42,6 +42,7 @@ Count = Callable[[TokenCounts], None]
 RESPONSES = "responses"  # a route that counts, names and ends its answers in its own way
 
 _ABORT_AGAIN_S = 0.2
+_LOADS = 3  # of an adapter that the engine does not take
 _POSITIONS_AT_ONCE = 64  # positions of a sequence scored in one request; vLLM takes 128 logprob_token_ids
 
 _NEUTRAL: Mapping[str, Any] = {
@@ -89,18 +90,24 @@ class Vllm:
     async def load_adapter(self, name: str, path: Path) -> None:
         """Load the adapter at ``path``, absolute (a server takes another for a hub name).
 
-        Loading a name that is there already is fine: names are never reused for other weights.
+        Loading a name that is there already is fine: names are never reused for other weights. The engine's refusal of
+        one that is there looks like any other, and another gateway may unload it before we look: so it is asked again.
 
         Raises:
             EngineFault: the engine refused the adapter, or failed.
         """
         if not path.is_absolute():
             raise ValueError(f"adapter path must be absolute: {path}")
-        try:
-            await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
-        except Invalid:
-            if name not in await self.models():
-                raise
+        for left in reversed(range(_LOADS)):
+            try:
+                await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+            except Invalid:
+                if name in await self.models():
+                    return
+                if not left:
+                    raise
+            else:
+                return
 
     async def unload_adapter(self, name: str) -> None:
         """Make the server forget ``name``; one it does not know is fine."""

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import re
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -311,6 +312,34 @@ async def test_a_version_that_another_gateway_unloads_three_times_in_a_row_answe
     assert generation.counts.sampled == 8
     assert chunks[-1].document["usage"]["completion_tokens"] == 3
     assert unloads == 4
+
+
+async def test_a_version_that_another_gateway_unloads_while_this_one_finds_it_loaded_is_loaded_again(
+    artifacts: LocalArtifacts, scripted_engine: EngineEndpoint
+) -> None:
+    version = stage_scripted(artifacts, "mine")
+    path = artifacts.path(version.location)
+    async with Vllm(scripted_engine.url, key=scripted_engine.key, timeout_s=5) as rival:
+
+        class Late(Vllm):
+            """Asks for the loaded names only after the other one has unloaded, twice."""
+
+            looks = 0
+
+            async def models(self) -> Sequence[str]:
+                self.looks += 1
+                if self.looks < 3:
+                    await rival.unload_adapter(version.id)
+                names = await super().models()
+                if self.looks < 3:
+                    await rival.load_adapter(version.id, path)
+                return names
+
+        await rival.load_adapter(version.id, path)
+        async with Late(scripted_engine.url, key=scripted_engine.key, timeout_s=5) as late:
+            await late.load_adapter(version.id, path)
+            assert late.looks == 3
+        assert version.id in await rival.models()
 
 
 async def test_closing_a_stream_frees_the_engine(
