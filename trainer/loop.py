@@ -34,6 +34,7 @@ from trainer.scoring import Scoring
 from trainer.staleness import sampler_versions, staleness
 
 MAX_LOSSES = 2
+PATIENT_AFTER_S = 2.0  # without work: while others sample, looking often would take the cores from their engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +82,14 @@ class Trainer:
             beat(self._log, self._residents, every_s=self._limits.heartbeat_s), name="heartbeat"
         )
         try:
-            seen = 0
+            seen, worked_at = 0, perf_counter()
             while not self._stopping.is_set():
                 if heartbeat.done():
                     heartbeat.result()
-                if not await self.step():
-                    seen = await self._idle(seen)
+                if await self.step():
+                    worked_at = perf_counter()
+                else:
+                    seen = await self._idle(seen, patient=perf_counter() - worked_at >= PATIENT_AFTER_S)
             await self.park_all()
         except Unavailable as error:  # the database is away and nobody waits for us: the next start rebuilds
             if not self._stopping.is_set():
@@ -134,9 +137,9 @@ class Trainer:
         for resident in self._residents.all():
             await self._park(resident)
 
-    async def _idle(self, seen: int) -> int:
+    async def _idle(self, seen: int, *, patient: bool) -> int:
         """Wait for a commit, a moment (leases of lost trainers run out silently) or the end."""
-        woken = asyncio.create_task(self._wakeups.wait(seen, self._limits.heartbeat_s))
+        woken = asyncio.create_task(self._wakeups.wait(seen, self._limits.heartbeat_s, patient=patient))
         stopped = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({woken, stopped}, return_when=asyncio.FIRST_COMPLETED)

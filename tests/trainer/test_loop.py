@@ -18,6 +18,7 @@ from gateway.core.sessions import SessionStatus
 from gateway.core.versions import Labels, VersionKind
 from tests.trainer.builders import batch, forward, forward_backward
 from tests.trainer.world import LEASE_S, World, drain
+from trainer import loop as loop_module
 from trainer.kernels import Kernels
 from trainer.progress import Note, unnoted
 from trainer.scripted import ScriptedBackend
@@ -392,6 +393,37 @@ async def test_sigterm_ends_the_run_with_every_session_on_disk_and_free(world: W
     await world.submit(session, STEP, save_lazily())
     await drain(world.trainer(ScriptedBackend(world.base)))  # the clock stands: no lease had to run out
     assert await world.last_fingerprint() == await fingerprint_of(world, fb(1), STEP)
+
+
+async def test_a_trainer_without_work_looks_for_it_less_often_until_there_is_some(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recorded:
+        """The database's, and how it was waited for."""
+
+        def __init__(self) -> None:
+            self.waits: asyncio.Queue[bool] = asyncio.Queue()
+
+        async def wait(self, seen: int, timeout_s: float, *, patient: bool = False) -> int:
+            self.waits.put_nowait(patient)
+            return await world.database.wakeups.wait(seen, timeout_s, patient=patient)
+
+    async def until(*, patient: bool) -> None:
+        while await recorded.waits.get() is not patient:
+            pass
+
+    monkeypatch.setattr(loop_module, "PATIENT_AFTER_S", 0.2)
+    recorded, session = Recorded(), await world.open()
+    trainer = world.trainer(ScriptedBackend(world.base), wakeups=recorded, heartbeat_s=0.1)
+    running = asyncio.create_task(trainer.run())
+    async with asyncio.timeout(30):
+        assert not await recorded.waits.get()
+        await until(patient=True)
+        await world.submit(session, fb(1))
+        await until(patient=False)
+        await until(patient=True)
+    trainer.stop()
+    await running
 
 
 async def fingerprint_of(world: World, *payloads: Payload) -> str:

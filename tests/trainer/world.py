@@ -11,6 +11,7 @@ from gateway.core.catalog import BaseModel
 from gateway.core.ids import KeyId, ProjectId, new_key_id, new_session_id
 from gateway.core.operations import Operation
 from gateway.core.payloads import Payload
+from gateway.core.ports import Wakeups
 from gateway.core.principals import ALL_SCOPES, Key
 from gateway.core.scripted import read_fingerprint
 from gateway.core.sessions import Activity, ComputeRules, LoraConfig, OrderRule, Session, SessionStatus
@@ -97,7 +98,14 @@ class World:
                 )
         return operations
 
-    def trainer(self, backend: TrainingBackend, *, kernels: Kernels | None = None, **limits: Any) -> Trainer:
+    def trainer(
+        self,
+        backend: TrainingBackend,
+        *,
+        kernels: Kernels | None = None,
+        wakeups: Wakeups | None = None,
+        **limits: Any,
+    ) -> Trainer:
         """Return a new trainer with an identity of its own; losing it is dropping it."""
         self.trainers += 1
         stopping = asyncio.Event()
@@ -113,7 +121,7 @@ class World:
             backend=backend,
             kernels=kernels or self.kernels,
             log=log,
-            wakeups=self.database.wakeups,
+            wakeups=wakeups or self.database.wakeups,
             artifacts=self.artifacts,
             clock=self.clock,
             limits=Limits(**{"heartbeat_s": 1.0, "snapshot_after_s": 1e9, "max_resident": 8, **limits}),
