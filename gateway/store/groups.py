@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from gateway.store.failures import is_busy
 from gateway.store.trips import InlineTransaction
 from gateway.store.units import Trip
 
 _LASTING = ("PRAGMA synchronous = FULL", "PRAGMA wal_autocheckpoint = 1000", "BEGIN IMMEDIATE")
-# Nothing is synced in WAL mode, neither at the commit nor because the log is to be copied: a lasting one does that.
+# Nothing is synced in WAL mode but the head of a log that begins anew, neither at the commit nor because the log is to
+# be copied: a lasting one does that.
 _FLEETING = ("PRAGMA synchronous = NORMAL", "PRAGMA wal_autocheckpoint = 0", "BEGIN IMMEDIATE")
 
 
@@ -65,10 +66,10 @@ def _begin(connection: Connection, statements: Sequence[str]) -> None:
     for statement in statements:
         try:
             driver.execute(statement)
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             driver.rollback()
-            known = OperationalError(statement, None, error)
-            if is_busy(known):
+            known = DBAPIError.instance(statement, None, error, sqlite3.Error)
+            if isinstance(known, OperationalError) and is_busy(known):
                 raise LockedByOther(known) from None
             raise known from error
 

@@ -131,23 +131,26 @@ class GroupWriter:
     async def jot(self, work: Work[T]) -> T:
         """As ``apply``, not durable, for a few rows by their keys: while nothing else is written it is done here and
         now, which takes less than going to the thread."""
-        self._caller()
+        caller = self._caller()
         if self._working or self._hole or not self._queue.empty():
             return await self.apply(work, durable=False)
-        trip = Trip(traveller=Traveller(work), lasting=False)
+        trip, locked = Trip(traveller=Traveller(work), lasting=False), False
+        self._inside.add(caller)
         try:
             change = self._connections.run_here(
                 lambda connection: travel(connection, [trip], self._open_inline, lasting=False)
             )
         except LockedByOther:
-            return await self.apply(work, durable=False)
+            locked = True
         except SQLAlchemyError as error:
             trip.fail(error)
         else:
             if change is not None:
                 self._on_change(change)
             trip.committed()
-        return await trip.outcome
+        finally:
+            self._inside.discard(caller)
+        return await (self.apply(work, durable=False) if locked else trip.outcome)
 
     def _caller(self) -> asyncio.Task[Any] | None:
         if not self._open:

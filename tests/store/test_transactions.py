@@ -39,6 +39,15 @@ async def add(database: SqlDatabase, name: str) -> None:
         await unit.keys.ensure_project(name)
 
 
+def swap_head(file: Path, head: bytes) -> bytes:
+    """Write ``head`` over the first bytes of ``file``; return those."""
+    with file.open("r+b") as opened:
+        before = opened.read(len(head))
+        opened.seek(0)
+        opened.write(head)
+    return before
+
+
 @pytest.fixture
 def reachable() -> Iterator[Path]:
     """A directory that the server's user can enter."""
@@ -192,6 +201,44 @@ async def test_a_jot_waits_for_what_is_being_written_here_and_by_another_process
 
     assert jotted == ["second", "third"]
     assert await projects(sqlite) == ["first", "second", "third"]
+
+
+async def test_a_unit_inside_a_jot_is_refused_and_never_done(sqlite: SqlDatabase) -> None:
+    async def jots(unit: UnitOfWork) -> None:
+        await unit.keys.ensure_project("outer")
+        await sqlite.jot(lambda inner: inner.keys.ensure_project("inner"))
+
+    async def applies(unit: UnitOfWork) -> None:
+        await unit.keys.ensure_project("outer")
+        await sqlite.apply(lambda inner: inner.keys.ensure_project("inner"))
+
+    for work in (jots, applies):
+        with pytest.raises(RuntimeError, match="inside another"):
+            await sqlite.jot(work)
+
+    await add(sqlite, "after")
+    assert await projects(sqlite) == ["after"]
+
+
+async def test_a_file_that_cannot_be_read_for_a_while_refuses_what_is_written_then_and_no_more(
+    sqlite: SqlDatabase, sqlite_url: str
+) -> None:
+    file = Path(str(make_url(sqlite_url).database))
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+    head = swap_head(file, b"not a database..")
+    for write in (sqlite.jot, sqlite.apply):
+        with pytest.raises(Unavailable):
+            await write(lambda unit: unit.keys.ensure_project("lost"))
+    with pytest.raises(Unavailable):
+        await add(sqlite, "lost")
+
+    swap_head(file, head)
+    other.execute("PRAGMA user_version = 7")  # what others change is read again
+    other.close()
+    await sqlite.jot(lambda unit: unit.keys.ensure_project("jotted"))
+    await add(sqlite, "later")
+    assert await projects(sqlite) == ["jotted", "later"]
 
 
 async def test_a_jot_costs_no_durable_commit_and_leaves_the_log_to_those_that_last(
