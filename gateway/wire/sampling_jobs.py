@@ -58,6 +58,7 @@ class SamplingJobs:
         self._owner = owner
         self._limit = limit
         self._tasks: dict[SampleId, asyncio.Task[None]] = {}
+        self._computing: dict[SampleId, asyncio.Future[Answered]] = {}  # what of a task can still be cancelled
         self._renewing: asyncio.Task[None] | None = None
         self._log = structlog.stdlib.get_logger("gateway.sampling")
 
@@ -68,10 +69,10 @@ class SamplingJobs:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = [*self._tasks.values(), *([self._renewing] if self._renewing else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        renewing = [self._renewing] if self._renewing else []
+        for one in (*self._computing.values(), *renewing):
+            one.cancel()
+        await asyncio.gather(*self._tasks.values(), *renewing, return_exceptions=True)
 
     async def start(self, project_id: ProjectId, key: str, asked: str, work: Work) -> SampleId:
         """Run ``work`` once under the idempotency ``key``; return the id of the call that the key stands for.
@@ -92,8 +93,10 @@ class SamplingJobs:
         if known.request_digest != asked:
             raise Conflict("this sequence number was already used for another request", code="idempotency_key_reused")
         if known.id == sample.id:
-            task = asyncio.create_task(self._run(project_id, sample.id, work), name=f"sample-{sample.id}")
-            self._tasks[sample.id] = task
+            with structlog.contextvars.bound_contextvars(sample_id=sample.id):
+                computing = asyncio.ensure_future(work(sample.id))
+                task = asyncio.create_task(self._run(project_id, sample.id, computing), name=f"sample-{sample.id}")
+            self._tasks[sample.id], self._computing[sample.id] = task, computing
             task.add_done_callback(lambda _: self._tasks.pop(sample.id, None))
         return known.id
 
@@ -113,25 +116,26 @@ class SamplingJobs:
         return None
 
     def cancel(self, sample_id: SampleId) -> None:
-        """Stop a call that runs in this process; any other is left as it is. Whose it is, the caller has checked."""
-        if (task := self._tasks.get(sample_id)) is not None:
-            task.cancel()
+        """Stop a call that computes in this process; any other, one whose answer is being stored too, is left as it is.
+        Whose it is, the caller has checked."""
+        if (computing := self._computing.get(sample_id)) is not None:
+            computing.cancel()
 
-    async def _run(self, project_id: ProjectId, sample_id: SampleId, work: Work) -> None:
-        with structlog.contextvars.bound_contextvars(sample_id=sample_id):
-            try:
-                answered = await work(sample_id)
-                content = _ANSWER + orjson.dumps(answered.headers) + b"\n" + answered.content
-            except asyncio.CancelledError:
-                await asyncio.shield(self._end(project_id, sample_id, _failed(_CANCELLED), None))
-                raise
-            except GatewayError as error:
-                answered, content = None, _failed(_failure_of(error))
-            except Exception:
-                # The edge of a background task: the caller hears that it is ours to mend, the log hears what.
-                self._log.exception("sampling_failed")
-                answered, content = None, _failed(_BROKEN)
-            await self._end(project_id, sample_id, content, answered)
+    async def _run(self, project_id: ProjectId, sample_id: SampleId, computing: "asyncio.Future[Answered]") -> None:
+        try:
+            answered = await computing
+            content = _ANSWER + orjson.dumps(answered.headers) + b"\n" + answered.content
+        except asyncio.CancelledError:
+            answered, content = None, _failed(_CANCELLED)
+        except GatewayError as error:
+            answered, content = None, _failed(_failure_of(error))
+        except Exception:
+            # The edge of a background task: the caller hears that it is ours to mend, the log hears what.
+            self._log.exception("sampling_failed")
+            answered, content = None, _failed(_BROKEN)
+        finally:
+            del self._computing[sample_id]
+        await self._end(project_id, sample_id, content, answered)
 
     async def _end(self, project_id: ProjectId, sample_id: SampleId, content: bytes, answered: Answered | None) -> None:
         try:

@@ -87,10 +87,10 @@ class Asker:
         call = call_of(sample_id, self.principal, self.session, target, request, scoring=scoring)
         async with held(self.database, call, self.clock):
             generation = await generated(self.engines, self.scorer, target, request, sample_id)
-        counts = generation.counts.without_sampled() if scoring else generation.counts
-        result: Document = {"logprobs": generation.prompt_logprobs} if scoring else sampled(generation, request)
-        content = await asyncio.to_thread(_completed, question.name, result)
-        facts = call.facts(counts, self.clock.now())
+            counts = generation.counts.without_sampled() if scoring else generation.counts
+            result: Document = {"logprobs": generation.prompt_logprobs} if scoring else sampled(generation, request)
+            content = await asyncio.to_thread(_completed, question.name, result)
+            facts = call.facts(counts, self.clock.now())
         return Answered(content=content, headers=headers_of(target), call=call, facts=facts)
 
 

@@ -147,8 +147,8 @@ async def asample(
         call = call_of(sample_id, principal, await _session_of(database, target), target, question.request)
         async with held(database, call, clock):
             generation, targets = await answer(engines, scorer, target, question, sample_id)
-        facts = call.facts(generation.counts, clock.now())
-        content = encode_sample(generation, question, targets)
+            facts = call.facts(generation.counts, clock.now())
+            content = encode_sample(generation, question, targets)
         return Answered(content=content, headers=headers_of(target), call=call, facts=facts)
 
     sample_id = await jobs.start(

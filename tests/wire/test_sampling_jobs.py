@@ -1,0 +1,107 @@
+"""Sampling that outlives its request: what was computed is stored and paid for, whenever its client gives it up."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import select
+
+from billing.tables import holds
+from gateway.core.futures import Futures
+from gateway.core.ids import SampleId
+from gateway.core.principals import ALL_SCOPES, Principal
+from gateway.core.results import Failure
+from gateway.core.sampling import Target, TokenCounts
+from gateway.core.usage import Meter
+from gateway.wire.metering import Call, held
+from gateway.wire.sampling_jobs import Answer, Answered, SamplingJobs
+from tests.billing.books import OWNER, Books
+from tests.billing.conftest import books, clock, postgres, shared_postgres_url, sqlite_template, sqlite_url
+from tests.store.bench import MODEL
+
+__all__ = ["books", "clock", "postgres", "shared_postgres_url", "sqlite_template", "sqlite_url"]
+
+COUNTS = TokenCounts(engine="e", prompt=3, cached=0, sampled=5)
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+@pytest.fixture
+async def jobs(books: Books) -> AsyncIterator[SamplingJobs]:
+    async with (
+        Futures(books.database, books.database.wakeups, lambda unit: unit.samples) as futures,
+        SamplingJobs(books.database, futures, books.clock, OWNER, limit=4) as jobs,
+    ):
+        yield jobs
+
+
+class Work:
+    """An engine's call that ends when told to."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self.begun, self.end, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, sample_id: SampleId) -> Answered:
+        call = Call(
+            sample_id=sample_id,
+            principal=Principal(project_id=self._books.project_id, key_id=self._books.key_id, scopes=ALL_SCOPES),
+            session=None,
+            target=Target(base=MODEL, version=None),
+            tag=None,
+            prompt=3,
+            sampled=9,
+            engine_prompt=3,
+            engine_sampled=9,
+        )
+        async with held(self._books.database, call, self._books.clock):
+            self.begun.set()
+            await self.end.wait()
+        self.over.set()
+        facts = call.facts(COUNTS, self._books.clock.now())
+        return Answered(content=b"answer", headers={}, call=call, facts=facts)
+
+
+async def open_holds(books: Books) -> list[str]:
+    """Return the calls that something is held for."""
+    return await books.look(lambda c: list(c.execute(select(holds.c.source)).scalars()))
+
+
+async def test_a_sample_that_is_given_up_while_its_answer_is_being_stored_keeps_it_and_is_paid_for(
+    books: Books, jobs: SamplingJobs
+) -> None:
+    work = Work(books)
+    sample_id = await jobs.start(books.project_id, "key", "digest", work)
+    await work.begun.wait()
+    async with books.database.write():  # nothing else is stored meanwhile
+        work.end.set()
+        await work.over.wait()
+        await asyncio.sleep(0)
+        jobs.cancel(sample_id)
+    answer = await jobs.wait(books.project_id, sample_id, 10)
+    facts = await books.database.ask(lambda unit: unit.usage.of_source(sample_id))
+
+    assert isinstance(answer, Answer)
+    assert answer.content == b"answer"
+    assert {fact.meter: fact.quantity for fact in facts} == {Meter.PREFILL: 3, Meter.SAMPLE: 5}
+    await books.post_all()
+    assert await open_holds(books) == []
+
+
+async def test_a_sample_that_is_given_up_while_it_is_computed_says_so_and_holds_nothing(
+    books: Books, jobs: SamplingJobs
+) -> None:
+    for begun in (True, False):
+        work = Work(books)
+        sample_id = await jobs.start(books.project_id, f"key-{begun}", "digest", work)
+        if begun:
+            await work.begun.wait()
+        jobs.cancel(sample_id)
+        answer = await jobs.wait(books.project_id, sample_id, 10)
+
+        assert isinstance(answer, Failure)
+        assert answer.code == "sample_cancelled"
+        assert await open_holds(books) == []
