@@ -1,10 +1,11 @@
 """From an engine's counts to usage facts, and from a call's worst case to what it did cost."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import anyio
 
@@ -124,8 +125,7 @@ async def hold(database: Database, call: Call) -> Sequence[BudgetStanding]:
         return await database.jot(work)
     except asyncio.CancelledError:
         if placed:  # nobody will come for it; what was never taken is not given back
-            with anyio.CancelScope(shield=True):
-                await give_up(database, call, refused=True)
+            await _to_its_end(give_up(database, call, refused=True))
         raise
 
 
@@ -142,14 +142,25 @@ async def held(database: Database, call: Call, clock: Clock) -> AsyncGenerator[S
         yield notices
     except Stopped as stopped:
         now, counts = clock.now(), stopped.counts
-        with anyio.CancelScope(shield=True):
-            facts = [] if counts is None else call.facts(counts, now)
-            await database.apply(lambda unit: record(unit, call, facts, at=now))
+        facts = [] if counts is None else call.facts(counts, now)
+        await _to_its_end(database.apply(lambda unit: record(unit, call, facts, at=now)))
         raise
     except BaseException as error:
-        with anyio.CancelScope(shield=True):
-            await give_up(database, call, refused=isinstance(error, GatewayError) and error.kind in _REFUSED)
+        refused = isinstance(error, GatewayError) and error.kind in _REFUSED
+        await _to_its_end(give_up(database, call, refused=refused))
         raise
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` to its end, also when the caller's scope or task is cancelled meanwhile."""
+    running = asyncio.create_task(work)
+    with anyio.CancelScope(shield=True):
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            running.exception()
+            raise
 
 
 async def give_up(database: Database, call: Call, *, refused: bool) -> None:

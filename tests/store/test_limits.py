@@ -13,7 +13,7 @@ from gateway.core.sampling import Target
 from gateway.store import SqlDatabase
 from gateway.wire import limits as limits_at_the_edge
 from gateway.wire.limits import Limiter
-from gateway.wire.metering import Call, hold
+from gateway.wire.metering import Call, held, hold
 from tests.store.bench import MODEL, Bench
 
 
@@ -67,12 +67,9 @@ async def test_what_calls_may_take_is_taken_before_and_given_back_after(database
     assert (await call(), await call()) == (True, False)
 
 
-async def test_a_caller_that_leaves_before_its_tokens_were_taken_is_given_none(
-    database: SqlDatabase, bench: Bench
-) -> None:
-    await own(database, bench.project_id, LimitScope.PROJECT, bench.project_id, Limit.TOKENS, 100)
-    await database.apply(lambda unit: unit.limits.reserve(bench.project_id, bench.key_id, 100))
-    call = Call(
+def call_of(bench: Bench) -> Call:
+    """A call of 60 tokens at most."""
+    return Call(
         sample_id=new_sample_id(),
         principal=Principal(project_id=bench.project_id, key_id=bench.key_id, scopes=ALL_SCOPES),
         session=None,
@@ -83,6 +80,14 @@ async def test_a_caller_that_leaves_before_its_tokens_were_taken_is_given_none(
         engine_prompt=30,
         engine_sampled=30,
     )
+
+
+async def test_a_caller_that_leaves_before_its_tokens_were_taken_is_given_none(
+    database: SqlDatabase, bench: Bench
+) -> None:
+    await own(database, bench.project_id, LimitScope.PROJECT, bench.project_id, Limit.TOKENS, 100)
+    await database.apply(lambda unit: unit.limits.reserve(bench.project_id, bench.key_id, 100))
+    call = call_of(bench)
     async with database.write():
         leaving = asyncio.create_task(hold(database, call))
         await asyncio.sleep(0)  # it asks, and nothing has begun for it yet
@@ -91,6 +96,31 @@ async def test_a_caller_that_leaves_before_its_tokens_were_taken_is_given_none(
             await leaving
     with pytest.raises(RateLimited):
         await database.apply(lambda unit: unit.limits.reserve(bench.project_id, bench.key_id, 50))
+
+
+async def test_a_call_that_fails_gives_its_tokens_back_though_its_caller_leaves_meanwhile(
+    database: SqlDatabase, bench: Bench
+) -> None:
+    await own(database, bench.project_id, LimitScope.PROJECT, bench.project_id, Limit.TOKENS, 100)
+    begun, fail = asyncio.Event(), asyncio.Event()
+
+    async def fails() -> None:
+        async with held(database, call_of(bench), bench.clock):
+            begun.set()
+            await fail.wait()
+            raise ZeroDivisionError
+
+    failing = asyncio.create_task(fails())
+    await begun.wait()
+    async with database.write():
+        fail.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it waits for its turn to give back
+        failing.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await failing
+    await database.apply(lambda unit: unit.limits.reserve(bench.project_id, bench.key_id, 100))
 
 
 async def test_a_call_above_a_whole_minutes_tokens_takes_a_full_bucket_and_owes_the_rest(
