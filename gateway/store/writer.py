@@ -164,9 +164,9 @@ class GroupWriter:
         try:
             while (unit := self._put_back or await self._queue.get()) is not None:
                 self._put_back = None
+                self._working = not unit.over
                 if unit.over:
                     continue
-                self._working = True
                 if isinstance(unit, Trip):
                     await self._run_trips(unit)
                 else:
