@@ -117,8 +117,9 @@ def leave(connection: Connection, owner: str) -> None:
 
 
 def lose(connection: Connection, source: str) -> None:
-    """The work ended without a count: release what was held, and remember what an engine may have computed."""
-    _lose(connection, holds.c.source == source)
+    """The work ended without a count: release what was held, and remember what an engine may have computed. What was
+    settled before stays as it is."""
+    _lose(connection, and_(holds.c.source == source, holds.c.owner.is_not(None)))
 
 
 def release_dead(connection: Connection, *, at: int) -> Sequence[str]:

@@ -1,13 +1,10 @@
 """From an engine's counts to usage facts, and from a call's worst case to what it did cost."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-import anyio
 
 from gateway.core.clock import Clock
 from gateway.core.costs import cost_nanos
@@ -19,6 +16,7 @@ from gateway.core.principals import Principal
 from gateway.core.sampling import Stopped, Target, TokenCounts
 from gateway.core.sessions import Session
 from gateway.core.usage import TAG, Meter, UsageFact, house_facts
+from gateway.wire.insisting import to_its_end
 
 _REFUSED = frozenset({Kind.INVALID, Kind.NOT_FOUND, Kind.CONFLICT})  # an engine that refuses computes nothing
 
@@ -125,7 +123,7 @@ async def hold(database: Database, call: Call) -> Sequence[BudgetStanding]:
         return await database.jot(work)
     except asyncio.CancelledError:
         if placed:  # nobody will come for it; what was never taken is not given back
-            await _to_its_end(give_up(database, call, refused=True))
+            await to_its_end(lambda: give_up(database, call, refused=True))
         raise
 
 
@@ -143,24 +141,12 @@ async def held(database: Database, call: Call, clock: Clock) -> AsyncGenerator[S
     except Stopped as stopped:
         now, counts = clock.now(), stopped.counts
         facts = [] if counts is None else call.facts(counts, now)
-        await _to_its_end(database.apply(lambda unit: record(unit, call, facts, at=now)))
+        await to_its_end(lambda: database.apply(lambda unit: record(unit, call, facts, at=now)))
         raise
     except BaseException as error:
         refused = isinstance(error, GatewayError) and error.kind in _REFUSED
-        await _to_its_end(give_up(database, call, refused=refused))
+        await to_its_end(lambda: give_up(database, call, refused=refused))
         raise
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Run ``work`` to its end, also when the caller's scope or task is cancelled meanwhile."""
-    running = asyncio.create_task(work)
-    with anyio.CancelScope(shield=True):
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait([running])
-            running.exception()
-            raise
 
 
 async def give_up(database: Database, call: Call, *, refused: bool) -> None:

@@ -6,6 +6,7 @@ says so. An answer, good or bad, is stored in the transaction that records its u
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from gateway.core.ids import ProjectId, SampleId, new_sample_id
 from gateway.core.ports import Database, RunningSample, StoredSample
 from gateway.core.results import Failure
 from gateway.core.usage import UsageFact
+from gateway.wire.insisting import RETRY_S
 from gateway.wire.metering import Call, record
 
 LEASE_S = 15.0
@@ -60,6 +62,7 @@ class SamplingJobs:
         self._tasks: dict[SampleId, asyncio.Task[None]] = {}
         self._computing: dict[SampleId, asyncio.Future[Answered]] = {}  # what of a task can still be cancelled
         self._renewing: asyncio.Task[None] | None = None
+        self._leaving = asyncio.Event()
         self._log = structlog.stdlib.get_logger("gateway.sampling")
 
     async def __aenter__(self) -> Self:
@@ -69,6 +72,7 @@ class SamplingJobs:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leaving.set()
         renewing = [self._renewing] if self._renewing else []
         for one in (*self._computing.values(), *renewing):
             one.cancel()
@@ -138,13 +142,19 @@ class SamplingJobs:
         await self._end(project_id, sample_id, content, answered)
 
     async def _end(self, project_id: ProjectId, sample_id: SampleId, content: bytes, answered: Answered | None) -> None:
-        try:
-            async with self._database.write() as unit:
-                await unit.samples.end(project_id, sample_id, content)
-                if answered is not None and answered.call is not None:
-                    await record(unit, answered.call, answered.facts, self._clock.now())
-        except Unavailable:
-            self._log.warning("sample_not_stored")  # its lease runs out, and then it is lost
+        while True:
+            try:
+                async with self._database.write() as unit:
+                    await unit.samples.end(project_id, sample_id, content)
+                    if answered is not None and answered.call is not None:
+                        await record(unit, answered.call, answered.facts, self._clock.now())
+                return
+            except Unavailable:
+                self._log.warning("sample_not_stored")
+            if self._leaving.is_set():
+                return  # its lease runs out, and then it is lost
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), RETRY_S)
 
     async def _renew(self) -> None:
         while True:

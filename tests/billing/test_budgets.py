@@ -160,6 +160,18 @@ async def test_the_holds_of_a_dead_process_are_released_and_remembered(books: Bo
     assert lost == [("smp-1", "tiny", 0, CALL, micros(books.clock.now()) - 31_000_000)]
 
 
+async def test_a_call_that_was_settled_cannot_be_lost_afterwards(books: Books) -> None:
+    await limit(books, 10 * PRICE)
+    for number in (1, 2):
+        await books.hold(f"smp-{number}", sampled=CALL)
+    await finish(books, "smp-1")
+    for number in (1, 2):  # as who does not know whether its commit came through
+        await books.database.jot(lambda unit, source=f"smp-{number}": unit.ledger.lose(source))
+
+    assert await used(books) == PRICE
+    assert await books.look(lambda c: list(c.execute(select(lost_calls.c.source)).scalars())) == ["smp-2"]
+
+
 async def test_an_operation_holds_from_its_submission_to_its_end(books: Books) -> None:
     await limit(books, price_of(8, RATES["train"]))
     session = await books.bench.open()

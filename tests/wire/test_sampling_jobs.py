@@ -1,22 +1,26 @@
 """Sampling that outlives its request: what was computed is stored and paid for, whenever its client gives it up."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import make_url, select
 
-from billing.tables import holds
+from billing.tables import holds, lost_calls
 from gateway.core.futures import Futures
 from gateway.core.ids import SampleId
 from gateway.core.principals import ALL_SCOPES, Principal
 from gateway.core.results import Failure
 from gateway.core.sampling import Target, TokenCounts
 from gateway.core.usage import Meter
+from gateway.store import writer
+from gateway.wire import insisting, sampling_jobs
 from gateway.wire.metering import Call, held
 from gateway.wire.sampling_jobs import Answer, Answered, SamplingJobs
 from tests.billing.books import OWNER, Books
 from tests.billing.conftest import books, clock, postgres, shared_postgres_url, sqlite_template, sqlite_url
+from tests.engines.fixtures import until
 from tests.store.bench import MODEL
 
 __all__ = ["books", "clock", "postgres", "shared_postgres_url", "sqlite_template", "sqlite_url"]
@@ -105,3 +109,37 @@ async def test_a_sample_that_is_given_up_while_it_is_computed_says_so_and_holds_
         assert isinstance(answer, Failure)
         assert answer.code == "sample_cancelled"
         assert await open_holds(books) == []
+
+
+async def test_what_ends_while_the_database_is_away_is_stored_paid_for_and_released_once_it_is_back(
+    books: Books, jobs: SamplingJobs, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOCK_TIMEOUT_S", 0.05)
+    for module in (insisting, sampling_jobs):
+        monkeypatch.setattr(module, "RETRY_S", 0.05)
+    ended, cancelled = Work(books), Work(books)
+    ids = [await jobs.start(books.project_id, key, "digest", work) for key, work in (("e", ended), ("c", cancelled))]
+    await ended.begun.wait()
+    await cancelled.begun.wait()
+    other = sqlite3.connect(str(make_url(sqlite_url).database), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    ended.end.set()
+    jobs.cancel(ids[1])
+
+    async def something_is_owed() -> bool:
+        return bool(insisting._owed)  # pyright: ignore[reportPrivateUsage]
+
+    async def nothing_is_held() -> bool:
+        await books.post_all()
+        return await open_holds(books) == []
+
+    await until(something_is_owed)
+    other.close()
+    answer, failure = [await jobs.wait(books.project_id, id, 10) for id in ids]
+
+    assert isinstance(answer, Answer)
+    assert isinstance(failure, Failure)
+    await until(nothing_is_held)
+    facts = [await books.database.ask(lambda unit, id=id: unit.usage.of_source(id)) for id in ids]
+    assert [sum(fact.quantity for fact in each) for each in facts] == [8, 0]
+    assert await books.look(lambda c: list(c.execute(select(lost_calls.c.source)).scalars())) == [ids[1]]

@@ -18,6 +18,7 @@ from gateway.core.costs import cost_nanos
 from gateway.core.counts import Counting
 from gateway.core.errors import GatewayError, Unavailable
 from gateway.core.sampling import TokenCounts
+from gateway.wire.insisting import to_its_end
 from gateway.wire.metering import give_up, hold, record, warning_headers
 from gateway.wire.openai.admission import Admission, Admitted
 from gateway.wire.openai.pump import Pump
@@ -136,13 +137,11 @@ class Stream:
         self._recorded = True
         database, call = self._admission.database, self._admitted.call
         if counts is None:
-            with anyio.CancelScope(shield=True):
-                await give_up(database, call, refused=False)
+            await to_its_end(lambda: give_up(database, call, refused=False))
             return None, 0
         if call.scoring:
             counts = counts.without_sampled()
         now = self._admission.clock.now()
         facts = call.facts(counts if billed else counts.unbilled(), now)
-        with anyio.CancelScope(shield=True):
-            await database.apply(lambda unit: record(unit, call, facts, at=now))
+        await to_its_end(lambda: database.apply(lambda unit: record(unit, call, facts, at=now)))
         return counts, cost_nanos(self._admission.prices, facts)
