@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+import structlog
 
 from gateway.core.errors import Unavailable
 
@@ -13,6 +14,7 @@ RETRY_S = 1.0
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 _owed: set[asyncio.Task[None]] = set()  # the event loop itself only remembers tasks weakly
+_log = structlog.stdlib.get_logger("gateway.metering")
 
 
 async def to_its_end(work: Work) -> None:
@@ -32,6 +34,7 @@ async def to_its_end(work: Work) -> None:
                 raise
     finally:
         if not running.cancelled() and isinstance(running.exception(), Unavailable):
+            _log.warning("not_settled")
             owed = asyncio.create_task(_once_it_is_back(work), name="owed")
             _owed.add(owed)
             owed.add_done_callback(_owed.discard)
@@ -40,5 +43,11 @@ async def to_its_end(work: Work) -> None:
 async def _once_it_is_back(work: Work) -> None:
     while True:
         await asyncio.sleep(RETRY_S)
-        with suppress(Unavailable):
-            return await work()
+        try:
+            with suppress(Unavailable):
+                await work()
+                _log.info("settled_later")
+                return
+        except Exception:  # the edge of a background task: a defect of ours, or the database was closed for good
+            _log.exception("never_settled")
+            return

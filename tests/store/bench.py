@@ -6,17 +6,30 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from gateway.core.catalog import BaseModel
-from gateway.core.ids import KeyId, OperationId, ProjectId, SessionId, new_key_id, new_session_id, new_version_id
+from gateway.core.ids import (
+    KeyId,
+    OperationId,
+    ProjectId,
+    SampleId,
+    SessionId,
+    new_key_id,
+    new_sample_id,
+    new_session_id,
+    new_version_id,
+)
 from gateway.core.operations import Operation
 from gateway.core.payloads import ForwardBackward, LossFn, OptimStep, Payload, SaveWeights
 from gateway.core.ports import Work
+from gateway.core.principals import ALL_SCOPES, Principal
 from gateway.core.results import ForwardResult, OptimStepResult, Outcome, SaveResult
+from gateway.core.sampling import Target
 from gateway.core.sessions import Activity, ComputeRules, LoraConfig, OrderRule, Session, SessionStatus
 from gateway.core.submission import submit
 from gateway.core.tensors import Datum, TensorData
 from gateway.core.usage import Meter, UsageFact
 from gateway.core.versions import CanaryReport, Labels, NewVersion, VersionKind
 from gateway.store import SqlDatabase
+from gateway.wire.metering import Call
 
 BASE = "tiny"
 LEASE_S = 10.0
@@ -134,6 +147,20 @@ class Bench:
     project_id: ProjectId
     key_id: KeyId
     sessions: list[SessionId] = field(default_factory=list)
+
+    def call(self, *, prompt: int, sampled: int, sample_id: SampleId | None = None) -> Call:
+        """Return a call of the base model that can consume so much at most."""
+        return Call(
+            sample_id=sample_id or new_sample_id(),
+            principal=Principal(project_id=self.project_id, key_id=self.key_id, scopes=ALL_SCOPES),
+            session=None,
+            target=Target(base=MODEL, version=None),
+            tag=None,
+            prompt=prompt,
+            sampled=sampled,
+            engine_prompt=prompt,
+            engine_sampled=sampled,
+        )
 
     async def open(self, **changes: object) -> Session:
         session = new_session(self.project_id, self.key_id, self.clock.now(), **changes)

@@ -5,16 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.core.ids import KeyId, ProjectId, new_sample_id
+from gateway.core.ids import KeyId, ProjectId
 from gateway.core.limits import Limit, LimitScope, QuotaFull, RateLimited
 from gateway.core.ports import OwnLimit
 from gateway.core.principals import ALL_SCOPES, Principal
-from gateway.core.sampling import Target
 from gateway.store import SqlDatabase
 from gateway.wire import limits as limits_at_the_edge
 from gateway.wire.limits import Limiter
-from gateway.wire.metering import Call, held, hold
-from tests.store.bench import MODEL, Bench
+from gateway.wire.metering import held, hold
+from tests.store.bench import Bench
 
 
 async def own(database: SqlDatabase, project: ProjectId, scope: LimitScope, id: str, limit: Limit, value: int) -> None:
@@ -67,27 +66,12 @@ async def test_what_calls_may_take_is_taken_before_and_given_back_after(database
     assert (await call(), await call()) == (True, False)
 
 
-def call_of(bench: Bench) -> Call:
-    """A call of 60 tokens at most."""
-    return Call(
-        sample_id=new_sample_id(),
-        principal=Principal(project_id=bench.project_id, key_id=bench.key_id, scopes=ALL_SCOPES),
-        session=None,
-        target=Target(base=MODEL, version=None),
-        tag=None,
-        prompt=30,
-        sampled=30,
-        engine_prompt=30,
-        engine_sampled=30,
-    )
-
-
 async def test_a_caller_that_leaves_before_its_tokens_were_taken_is_given_none(
     database: SqlDatabase, bench: Bench
 ) -> None:
     await own(database, bench.project_id, LimitScope.PROJECT, bench.project_id, Limit.TOKENS, 100)
     await database.apply(lambda unit: unit.limits.reserve(bench.project_id, bench.key_id, 100))
-    call = call_of(bench)
+    call = bench.call(prompt=30, sampled=30)
     async with database.write():
         leaving = asyncio.create_task(hold(database, call))
         await asyncio.sleep(0)  # it asks, and nothing has begun for it yet
@@ -105,7 +89,7 @@ async def test_a_call_that_fails_gives_its_tokens_back_though_its_caller_leaves_
     begun, fail = asyncio.Event(), asyncio.Event()
 
     async def fails() -> None:
-        async with held(database, call_of(bench), bench.clock):
+        async with held(database, bench.call(prompt=30, sampled=30), bench.clock):
             begun.set()
             await fail.wait()
             raise ZeroDivisionError

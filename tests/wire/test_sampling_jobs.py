@@ -10,18 +10,16 @@ from sqlalchemy import make_url, select
 from billing.tables import holds, lost_calls
 from gateway.core.futures import Futures
 from gateway.core.ids import SampleId
-from gateway.core.principals import ALL_SCOPES, Principal
 from gateway.core.results import Failure
-from gateway.core.sampling import Target, TokenCounts
+from gateway.core.sampling import TokenCounts
 from gateway.core.usage import Meter
 from gateway.store import writer
 from gateway.wire import insisting, sampling_jobs
-from gateway.wire.metering import Call, held
+from gateway.wire.metering import held
 from gateway.wire.sampling_jobs import Answer, Answered, SamplingJobs
 from tests.billing.books import OWNER, Books
 from tests.billing.conftest import books, clock, postgres, shared_postgres_url, sqlite_template, sqlite_url
 from tests.engines.fixtures import until
-from tests.store.bench import MODEL
 
 __all__ = ["books", "clock", "postgres", "shared_postgres_url", "sqlite_template", "sqlite_url"]
 
@@ -50,17 +48,7 @@ class Work:
         self.begun, self.end, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def __call__(self, sample_id: SampleId) -> Answered:
-        call = Call(
-            sample_id=sample_id,
-            principal=Principal(project_id=self._books.project_id, key_id=self._books.key_id, scopes=ALL_SCOPES),
-            session=None,
-            target=Target(base=MODEL, version=None),
-            tag=None,
-            prompt=3,
-            sampled=9,
-            engine_prompt=3,
-            engine_sampled=9,
-        )
+        call = self._books.bench.call(prompt=3, sampled=9, sample_id=sample_id)
         async with held(self._books.database, call, self._books.clock):
             self.begun.set()
             await self.end.wait()
