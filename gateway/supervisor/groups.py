@@ -31,7 +31,13 @@ def executable(pid: int) -> str | None:
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """Send a signal to every member; an empty group is fine."""
+    """Send a signal to every member; an empty group is fine.
+
+    Raises:
+        ValueError: ``group`` cannot be a child's. ``killpg(0)`` would hit the caller's own group.
+    """
+    if group <= 1:
+        raise ValueError(f"{group} is no process group of a child")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 

@@ -41,29 +41,39 @@ class Striker:
             if strike.fault in _TRAINER_FAULTS:
                 await self._recovered()
             await asyncio.sleep(strike.delay_s)
+            await self._stack.until_running(*self._aimed_at(strike.fault))
             self._driver.note(strike.fault.value, "strikes")
             await self._strike(strike.fault)
             self._driver.note(strike.fault.value, "struck")
             self.struck[strike.fault] += 1
         self._driver.calm.set()
 
-    async def _strike(self, fault: Fault) -> None:
-        stack = self._stack
+    def _aimed_at(self, fault: Fault) -> Sequence[str]:
         match fault:
-            case Fault.KILL_TRAINER:
-                stack.kill(*stack.names("trainer"))
-                self._victims = await self._running()
-            case Fault.KILL_GATEWAY:
-                stack.kill("gateway")
-            case Fault.KILL_ENGINE:
-                stack.kill("engine")
             case Fault.KILL_ALL:
-                stack.kill(*stack.members)
-                await asyncio.to_thread(stack.restart_database)
-                self._victims = await self._running()
+                return list(self._stack.members)
+            case Fault.KILL_TRAINER:
+                return self._stack.names("trainer")
+            case Fault.KILL_ENGINE:
+                return ["engine"]
+            case Fault.RESTART_DATABASE | Fault.FULL_DISK:
+                return []
+            case Fault.KILL_GATEWAY | Fault.TERM_GATEWAY:
+                return ["gateway"]
+            case _:
+                return ["gateway" if fault in _GATEWAY_ERRORS else "trainer-0"]
+
+    async def _strike(self, fault: Fault) -> None:
+        stack, aimed_at = self._stack, self._aimed_at(fault)
+        match fault:
+            case Fault.KILL_TRAINER | Fault.KILL_GATEWAY | Fault.KILL_ENGINE | Fault.KILL_ALL:
+                stack.kill(*aimed_at)
+                if fault is Fault.KILL_ALL:
+                    await asyncio.to_thread(stack.restart_database)
+                if fault in _TRAINER_FAULTS:
+                    self._victims = await self._running()
             case Fault.TERM_TRAINER | Fault.TERM_GATEWAY:
-                name = "gateway" if fault is Fault.TERM_GATEWAY else stack.names("trainer")[0]
-                self.statuses.append((fault, await asyncio.to_thread(stack.terminate, name)))
+                self.statuses.append((fault, await asyncio.to_thread(stack.terminate, *aimed_at)))
             case Fault.RESTART_DATABASE:
                 await asyncio.to_thread(stack.restart_database)
             case Fault.FSYNC_ERROR_GATEWAY | Fault.FSYNC_ERROR_TRAINER:
@@ -77,11 +87,8 @@ class Striker:
 
     async def _inject(self, fault: Fault, calls: str, errno: str, *, only: str | None) -> None:
         """Make system calls of a running process fail for a moment."""
-        name = "gateway" if fault in _GATEWAY_ERRORS else "trainer-0"
-        pid = self._stack.members[name].pid
-        if not pid:
-            return
-        command = ["strace", "-f", "-qq", "-o", os.devnull, "-p", str(pid)]
+        (name,) = self._aimed_at(fault)
+        command = ["strace", "-f", "-qq", "-o", os.devnull, "-p", str(self._stack.members[name].pid)]
         if only is not None:
             database = self._stack.data_dir / only
             for suffix in ("", "-wal", "-shm", "-journal"):

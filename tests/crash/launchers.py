@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,7 @@ class WarmLauncher:
                 text=True,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             )
+        self._one_at_a_time = threading.Lock()
         assert self._answer() == "ready", log.read_text()
 
     def start(self, program: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
@@ -85,9 +87,10 @@ class WarmLauncher:
 
     def _ask(self, request: Mapping[str, object]) -> str:
         assert self._parent.stdin is not None
-        self._parent.stdin.write(json.dumps(request) + "\n")
-        self._parent.stdin.flush()
-        return self._answer()
+        with self._one_at_a_time:
+            self._parent.stdin.write(json.dumps(request) + "\n")
+            self._parent.stdin.flush()
+            return self._answer()
 
     def _answer(self) -> str:
         assert self._parent.stdout is not None

@@ -39,6 +39,7 @@ READY_S = 240.0
 VLLM_READY_S = 1200.0  # on a machine that has much else to do
 _WATCH_S = 0.5
 MODEL = "tiny"
+_ENGINE_KEY = "crash"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,7 @@ class Stack:
             "LOOPLINE_CATALOG": str(catalog),
             "LOOPLINE_PORT": str(self.port),
             "LOOPLINE_BASE_MODEL": self.setting.name,
+            "LOOPLINE_ENGINE_KEY": _ENGINE_KEY,
             "LOOPLINE_THREADS": "1",
             "LOOPLINE_LEASE_S": "2",
             "LOOPLINE_HEARTBEAT_S": "0.3",
@@ -171,8 +173,13 @@ class Stack:
             stop_postgres(self.postgres)
             self.start_database()
 
+    async def until_running(self, *names: str) -> None:
+        """Return when each of these processes has been started: what is not there cannot be struck."""
+        while not all(self.members[name].pid for name in names):
+            await asyncio.sleep(0.01)
+
     def kill(self, *names: str) -> None:
-        """SIGKILL these processes and all their children at once."""
+        """SIGKILL these running processes and all their children at once."""
         for name in names:
             groups.signal_group(self.members[name].pid, signal.SIGKILL)
         for name in names:
@@ -279,7 +286,7 @@ class Stack:
                 model_path=self.setting.model,
                 served_name=self.setting.name,
                 port=self.engine_port,
-                key="",
+                key=_ENGINE_KEY,
                 dtype=self.setting.dtype,
                 max_loras=3,
                 max_lora_rank=8,
@@ -288,8 +295,7 @@ class Stack:
                 threads=",".join(str(core) for core in sorted(os.sched_getaffinity(0))),
             )
         )
-        environment = {name: value for name, value in launch.environment.items() if name != "VLLM_API_KEY"}
-        return self._cold.run(launch.command, {**os.environ, **environment}, self.log("engine"))
+        return self._cold.run(launch.command, {**os.environ, **launch.environment}, self.log("engine"))
 
     def _catalog(self) -> str:
         return (

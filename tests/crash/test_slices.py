@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tests.crash.episodes import episode, references_of
+from tests.crash.episodes import episode, references_of, run_plan
 from tests.crash.launchers import Launcher
-from tests.crash.plan import Style, draw_plan
+from tests.crash.plan import Fault, Strike, Style, draw_plan
 from tests.crash.planted import DEFECTS
 from tests.crash.processes import Setting
 from tests.crash.report import Verdict, show
@@ -102,3 +103,17 @@ def test_a_planted_defect_fails_the_harness(launcher: Launcher, tmp_path: Path, 
     assert any("from the reference's" in violation for violation in found), found
     assert any("differ from the uninterrupted run's" in violation for violation in found), found
     assert not any(violation.startswith("uninterrupted run:") for violation in found)
+
+
+def test_a_process_that_was_just_killed_is_struck_again_once_it_is_back(launcher: Launcher, tmp_path: Path) -> None:
+    plan = draw_plan(4, operations=16, sessions=1, vocab_size=512)
+    aimed = (Fault.KILL_GATEWAY, Fault.KILL_GATEWAY, Fault.KILL_ENGINE, Fault.KILL_ALL, Fault.KILL_GATEWAY)
+    strikes = tuple(Strike(fault=fault, after=2, delay_s=0.0) for fault in aimed)
+    setting = Setting(
+        directory=tmp_path / "run", database="sqlite", model=cached_tiny_model(vocab_size=512), vocab_size=512
+    )
+
+    run = asyncio.run(run_plan(replace(plan, strikes=strikes), setting, launcher=launcher))
+
+    assert run.violations == []
+    assert run.struck == {Fault.KILL_GATEWAY: 3, Fault.KILL_ENGINE: 1, Fault.KILL_ALL: 1}

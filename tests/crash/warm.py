@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -60,6 +61,8 @@ def main() -> None:
         if pid == 0:
             _become(programs[request["program"]], request)
         children.add(pid)
+        while os.getpgid(pid) != pid:  # until it leads a group, a kill of the group would miss it
+            time.sleep(0.0005)
         print(pid, flush=True)
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
