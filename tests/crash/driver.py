@@ -36,7 +36,8 @@ def _whole(answer: Any) -> Any:
 class Driver:
     """Runs one plan against one address.
 
-    ``final`` counts operations whose result is known; ``calm`` is set by whoever strikes, when the strikes are over.
+    ``final`` counts operations whose result is known; ``calm`` is set by whoever strikes, when the strikes are over,
+    and ``going`` while operations may be submitted.
     ``excused`` says until when (monotonic) nobody could expect an answer: patience begins there.
     """
 
@@ -52,6 +53,8 @@ class Driver:
     ) -> None:
         self.final = 0
         self.calm = asyncio.Event()
+        self.going = asyncio.Event()
+        self.going.set()
         self.base_model = base_model
         self.url = url
         self.signed = Signed(key)

@@ -17,6 +17,7 @@ from tests.crash.processes import Stack
 
 INJECTED_S = 0.6
 FULL_S = 1.5
+IN_USE = 20  # times a strike's delay, up to 2 s: what waited for the engine loads and samples meanwhile
 _RUNNING = "SELECT id FROM operations WHERE status = 'running' AND NOT staged"
 _WRITES = "pwrite64,write,ftruncate,fallocate"
 _GATEWAY_ERRORS = frozenset({Fault.FSYNC_ERROR_GATEWAY, Fault.WRITE_ERROR_GATEWAY, Fault.NO_SPACE_GATEWAY})
@@ -40,13 +41,23 @@ class Striker:
                 await asyncio.sleep(0.005)
             if strike.fault in _TRAINER_FAULTS:
                 await self._recovered()
-            await asyncio.sleep(strike.delay_s)
+            if strike.fault is Fault.KILL_ENGINE:
+                await self._engine_in_use()
+            await asyncio.sleep(strike.delay_s * (IN_USE if strike.fault is Fault.KILL_ENGINE else 1))
             await self._stack.until_running(*self._aimed_at(strike.fault))
             self._driver.note(strike.fault.value, "strikes")
             await self._strike(strike.fault)
             self._driver.note(strike.fault.value, "struck")
             self.struck[strike.fault] += 1
         self._driver.calm.set()
+
+    async def _engine_in_use(self) -> None:
+        """Return when the engine serves. Most operations take no engine: those to come wait until it is there, too."""
+        self._driver.going.clear()
+        try:
+            await self._stack.until_engine_serves()
+        finally:
+            self._driver.going.set()
 
     def _aimed_at(self, fault: Fault) -> Sequence[str]:
         match fault:

@@ -217,13 +217,11 @@ class Stack:
 
     async def until_ready(self) -> None:
         """Return when gateway and engine answer."""
-        async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(self.ready_s):
-            for url in (f"{self.engine_url}/health", f"{self.url}/livez"):
-                while True:
-                    with suppress(httpx.TransportError):
-                        if (await client.get(url, timeout=2.0)).status_code == 200:
-                            break
-                    await asyncio.sleep(0.02)
+        await self.until_engine_serves()
+        await self._until_answered(f"{self.url}/livez")
+
+    async def until_engine_serves(self) -> None:
+        await self._until_answered(f"{self.engine_url}/health")
 
     async def watch(self) -> None:
         """Note while the engine does not answer, for ever. One that needs more than ``ready_s`` is not starting."""
@@ -246,6 +244,14 @@ class Stack:
         for member in self.members.values():
             member.wanted = False
         self.kill(*[name for name, member in self.members.items() if member.pid])
+
+    async def _until_answered(self, url: str) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client, asyncio.timeout(self.ready_s):
+            while True:
+                with suppress(httpx.TransportError):
+                    if (await client.get(url)).status_code == 200:
+                        return
+                await asyncio.sleep(0.02)
 
     def _add(self, name: str, start: Callable[[], int]) -> None:
         self.members[name] = Member(name=name, start=start)

@@ -26,6 +26,7 @@ class Calls(Protocol):
 
     base_model: str
     calm: asyncio.Event
+    going: asyncio.Event
     url: str
 
     async def call(
@@ -88,6 +89,7 @@ class PlannedSession(ABC):
                     await self._final[step.needs].wait()
                 if step.calm:
                     await self.driver.calm.wait()
+                await self.driver.going.wait()
                 await self._slots.acquire()
                 tasks.create_task(self._operate(step), name=f"{self.plan.name}/{step.seq}")
 
