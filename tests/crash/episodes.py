@@ -4,10 +4,10 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tests.crash.driver import Driver
 from tests.crash.faults import Striker
@@ -17,6 +17,9 @@ from tests.crash.oracles import counters, equality, sql
 from tests.crash.plan import Fault, Plan
 from tests.crash.processes import Setting, Stack, running
 from tests.crash.proxy import ChaosProxy
+
+if TYPE_CHECKING:
+    from tests.crash.oracles.reference import Reference  # imports torch
 
 PROBE_TOLERANCE = 1e-4  # nats, against the float64 reference
 
@@ -39,6 +42,7 @@ class Run:
     history: History
     violations: list[str]
     distances: dict[str, float]
+    sample_distances: dict[str, float] = field(default_factory=dict[str, float])
     struck: Counter[Fault] = field(default_factory=Counter[Fault])
     fates: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
@@ -49,7 +53,7 @@ async def run_plan(
     setting: Setting,
     *,
     launcher: Launcher | None = None,
-    references: dict[str, list[list[float]]] | None = None,
+    references: "Mapping[str, Reference] | None" = None,
     chaos: bool = False,
     may_exit: bool = False,
     trouble: Trouble | None = None,
@@ -58,7 +62,7 @@ async def run_plan(
     """Run ``plan`` on a fresh stack, with its strikes and, with ``chaos``, through the proxy; then ask the oracles.
 
     Args:
-        references: the reference's probes by session; without them that oracle is not asked.
+        references: what the reference makes of each session; without them that oracle is not asked.
         may_exit: a fault may make a process end itself (a failed fsync).
         trouble: runs beside the driver and is cancelled at its end.
     """
@@ -102,6 +106,7 @@ async def run_plan(
         complete = not found
         outcome = equality.Outcome(results={}, samples={}, states={})
         distances: dict[str, float] = {}
+        sample_distances: dict[str, float] = {}
         if complete or len(history.results()) == plan.operations:
             outcome = equality.outcome_of(stack.database_url, plan, history, artifacts)
             if references is not None:
@@ -111,11 +116,19 @@ async def run_plan(
                     for session, distance in distances.items()
                     if not distance <= PROBE_TOLERANCE
                 ]
+        if complete and setting.vllm and references is not None:
+            sample_distances = equality.sample_distance(plan, history, references)
+            found += [
+                f"{key}: sampled from other weights, {distance:.2e} nats from the reference's"
+                for key, distance in sample_distances.items()
+                if not distance <= PROBE_TOLERANCE
+            ]
     return Run(
         outcome=outcome,
         history=history,
         violations=found,
         distances=distances,
+        sample_distances=sample_distances,
         struck=striker.struck,
         fates=Counter({fate.value: count for fate, count in proxy.fates.items()}),
         seconds=time.monotonic() - started,
@@ -125,7 +138,7 @@ async def run_plan(
 async def episode(
     plan: Plan,
     setting: Setting,
-    references: dict[str, list[list[float]]],
+    references: "Mapping[str, Reference]",
     *,
     launcher: Launcher | None = None,
     chaos: bool = False,
@@ -163,8 +176,8 @@ async def episode(
     return wild, found
 
 
-def references_of(plan: Plan, model: Path) -> dict[str, list[list[float]]]:
-    """Ask the reference for every session's probe."""
+def references_of(plan: Plan, model: Path) -> "Mapping[str, Reference]":
+    """Let the reference run every session."""
     import torch
 
     from tests.crash.oracles.reference import ReferenceModel, ReferenceTrainer

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.episodes import run_plan
+from tests.crash.episodes import PROBE_TOLERANCE, references_of, run_plan
 from tests.crash.history import Call, Event, History, Kind
 from tests.crash.launchers import Launcher
 from tests.crash.oracles import counters, sql
+from tests.crash.oracles.equality import sample_distance
 from tests.crash.plan import Plan, draw_plan
 from tests.crash.processes import Setting
 from tests.tiny_model import cached_tiny_model
@@ -130,3 +131,23 @@ def test_an_answer_that_nobody_billed_and_a_bill_without_computation_are_found_o
 
     assert any("smp-free: billed None" in violation for violation in found)
     assert any("times more than computed" in violation for violation in found)
+
+
+def test_a_sample_of_other_weights_is_found_out() -> None:
+    plan = draw_plan(5, operations=45, sessions=2, vocab_size=512)
+    references = references_of(plan, cached_tiny_model(vocab_size=512))
+    history, tuned = History(), ""
+    for session in plan.sessions:
+        for sample in session.samples:
+            tokens = [7, 8, 9]
+            honest = references[session.name].logprobs(sample.after, sample.body["prompt"], tokens)
+            of_base = references[session.name].logprobs(0, sample.body["prompt"], tokens)
+            logprobs = honest if tuned else of_base
+            tuned = tuned or (sample.key if sample.after else "")
+            answer = {"sequences": [{"tokens": tokens, "logprobs": logprobs}]}
+            history.add(Event(at=0.0, kind=Kind.OK, call=Call.SAMPLE, subject=sample.key, value=answer))
+
+    distances = sample_distance(plan, history, references)
+
+    assert tuned
+    assert {key for key, distance in distances.items() if distance > PROBE_TOLERANCE} == {tuned}

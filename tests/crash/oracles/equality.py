@@ -1,13 +1,17 @@
 """Two runs of one plan, held against each other to the bit."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.crash.history import History, stable
 from tests.crash.oracles.sql import connected, final_file
 from tests.crash.plan import Plan
+
+if TYPE_CHECKING:
+    from tests.crash.oracles.reference import Reference  # imports torch
 
 _NUMBERS = frozenset({"version", "number"})  # what a save is called depends on the saves before it
 _COMPARED = ("kind", "status", "result", "usage", "cost_nanos")
@@ -66,7 +70,7 @@ def differences(ours: Outcome, quiet: Outcome) -> list[str]:
     return found
 
 
-def probe_distance(plan: Plan, history: History, references: dict[str, list[list[float]]]) -> dict[str, float]:
+def probe_distance(plan: Plan, history: History, references: "Mapping[str, Reference]") -> dict[str, float]:
     """Return, by session, the largest difference between its probe and the reference's, in nats."""
     results = history.results()
     distances: dict[str, float] = {}
@@ -74,7 +78,28 @@ def probe_distance(plan: Plan, history: History, references: dict[str, list[list
         outputs = results[session.name, session.probe.seq]["result"]["loss_fn_outputs"]
         distances[session.name] = max(
             abs(ours - theirs)
-            for output, reference in zip(outputs, references[session.name], strict=True)
+            for output, reference in zip(outputs, references[session.name].probe, strict=True)
             for ours, theirs in zip(output["logprobs"]["data"], reference, strict=True)
         )
     return distances
+
+
+def sample_distance(plan: Plan, history: History, references: "Mapping[str, Reference]") -> dict[str, float]:
+    """Return, by sampling key, how far its tokens' log-probabilities are from the version's that was asked, in nats.
+
+    A real engine's only: the scripted one makes its log-probabilities up.
+    """
+    answers = history.samples()
+    return {
+        sample.key: max(
+            abs(ours - theirs)
+            for sequence in answers[sample.key]["sequences"]
+            for ours, theirs in zip(
+                sequence["logprobs"],
+                references[session.name].logprobs(sample.after, sample.body["prompt"], sequence["tokens"]),
+                strict=True,
+            )
+        )
+        for session in plan.sessions
+        for sample in session.samples
+    }

@@ -112,6 +112,26 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What a session must come to: the log-probabilities of its probe, and its adapter at each ``save_weights``."""
+
+    model: ReferenceModel
+    scale: float
+    probe: list[list[float]]
+    saved: Mapping[int, Mapping[str, Tensor]]
+
+    def logprobs(self, after: int, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """Return the log-probability, in nats, of each of ``tokens`` after ``prompt`` and those before it.
+
+        Under the version that the save at seq ``after`` made, or (0) under the base model.
+        """
+        text = [*prompt, *tokens]
+        with torch.no_grad():
+            scores = self.model.logprobs(self.saved[after] if after else {}, self.scale, text[:-1], text[1:])
+        return scores[len(prompt) - 1 :].tolist()
+
+
 class ReferenceTrainer:
     """Applies one session's plan, operation after operation."""
 
@@ -120,14 +140,18 @@ class ReferenceTrainer:
         self._plan = plan
         self._scale = plan.lora["alpha"] / plan.lora["rank"]
         self._state = self._fresh()
-        self._saved: list[_State | None] = []  # by number in the group
+        self._saved: list[_State] = []  # by number in the group
 
-    def run(self) -> list[list[float]]:
-        """Apply every step; return the log-probabilities of the probe, one list per datum."""
+    def run(self) -> Reference:
+        """Apply every step; the probe's log-probabilities are one list per datum."""
+        weights: dict[int, Mapping[str, Tensor]] = {}
         for step in self._plan.steps[:-1]:
             self._apply(step)
+            if step.verb == "save_weights":
+                weights[step.seq] = self._saved[-1].weights
         with torch.no_grad():
-            return [self._logprobs(datum).tolist() for datum in self._plan.probe.body["data"]]
+            probe = [self._logprobs(datum).tolist() for datum in self._plan.probe.body["data"]]
+        return Reference(model=self._model, scale=self._scale, probe=probe, saved=weights)
 
     def _apply(self, step: Step) -> None:
         state = self._state
@@ -143,10 +167,9 @@ class ReferenceTrainer:
                     self._step(step.body["adam_params"])
                 state.window, state.broken = None, False
             case "save_weights" | "save_state":
-                self._saved.append(state.copy() if step.verb == "save_state" else None)
+                self._saved.append(state.copy())
             case "load_state":
                 saved = self._saved[int(step.body["version"].rpartition("@")[2]) - 1]
-                assert saved is not None
                 loaded = saved.copy()
                 if not step.body["optimizer"]:
                     fresh = self._fresh()

@@ -85,6 +85,8 @@ class Tally:
     unknown: int = 0
     seconds: float = 0.0
     worst_probe: float = 0.0
+    worst_sample: float = 0.0
+    samples: int = 0
     struck: Counter[str] = field(default_factory=Counter[str])
 
     @classmethod
@@ -101,6 +103,8 @@ class Tally:
         self.unknown += unknowns(run)
         self.seconds += run.seconds
         self.worst_probe = max([self.worst_probe, *run.distances.values()])
+        self.worst_sample = max([self.worst_sample, *run.sample_distances.values()])
+        self.samples += len(run.sample_distances)
         self.struck += counts
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,6 +181,9 @@ def summarise(verdict: Verdict, tally: Tally) -> None:
     verdict.line("order violations", _count(verdict, "started before"), "0")
     verdict.line("futures without an end after 120 s", _count(verdict, "Stuck"), "0")
     verdict.line("worst probe against the reference", f"{tally.worst_probe:.1e} nats", "1e-4")
+    if tally.samples:
+        name = f"worst of {tally.samples} samples' tokens against the reference"
+        verdict.line(name, f"{tally.worst_sample:.1e} nats", "1e-4")
     verdict.line("episodes bit-equal to their uninterrupted runs", len(tally.done))
     verdict.line("time under fire", f"{tally.seconds:.0f} s")
 
