@@ -23,11 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def forward_backward(self: Any, session_id: Any, payload: Any, *rest: Any) -> Any:
         nonlocal calls
         calls += 1
-        before = self._tenants[session_id].window
+        before = self.tenants.use(session_id).window
         result = original(self, session_id, payload, *rest)
         if calls == _AT_CALL and os.environ["PLANTED"] == "lost_operation":
-            window = self._tenants[session_id].window
-            self._tenants[session_id].window = [tensor * 0 for tensor in window] if before is None else before
+            tenant = self.tenants.use(session_id)
+            tenant.window = [tensor * 0 for tensor in tenant.window] if before is None else before
         if calls == _AT_CALL and os.environ["PLANTED"] == "double_apply":
             result = original(self, session_id, payload, *rest)
         return result
