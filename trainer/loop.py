@@ -253,10 +253,10 @@ class Trainer:
             try:
                 await self._log.stage(work, done.version, complete=done.complete)
             except StaleLease:
-                await self._kernels.run(lambda: self._artifacts.remove(done.version.location))
+                await self._remove(done.version.location)
                 raise
             except Conflict as error:  # its name was taken meanwhile
-                await self._kernels.run(lambda: self._artifacts.remove(done.version.location))
+                await self._remove(done.version.location)
                 await self._log.finish(work, dispatch.failure_of(error), [])
             return
         facts = [_fact(work, done.trained_tokens, self._clock)] if done.trained_tokens else []
@@ -287,7 +287,14 @@ class Trainer:
         await self._log.snapshot_taken(lease, snapshot, self._backend.made_with)
         resident.snapshot, resident.replay_s, resident.snapshot_s = snapshot, 0.0, perf_counter() - started
         if previous is not None and previous.location != snapshot.location:
-            await self._kernels.run(lambda: self._artifacts.remove(previous.location))
+            await self._remove(previous.location)
+
+    async def _remove(self, location: str) -> None:
+        """Delete files that no row names. What cannot be deleted now, the gateway's collector deletes a day later."""
+        try:
+            await self._kernels.run(lambda: self._artifacts.remove(location))
+        except (OSError, Unavailable) as error:
+            self._events.warning("removal_failed", location=location, exc_info=error)
 
     async def _park(self, resident: Resident) -> None:
         """Move a session to disk: whoever claims it next goes on from there."""

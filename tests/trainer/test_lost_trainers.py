@@ -11,12 +11,13 @@ import pytest
 
 from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
-from gateway.core.errors import Kind
+from gateway.core.errors import Kind, Unavailable
 from gateway.core.ids import SessionId
 from gateway.core.operations import Status
 from gateway.core.payloads import OptimStep
 from gateway.core.results import Failure, OptimStepResult
 from gateway.core.sessions import Activity, Recovery, SessionStatus
+from gateway.store import LocalArtifacts
 from tests.trainer.test_loop import STEP, fb, fingerprint_of, save_lazily
 from tests.trainer.world import LEASE_S, World, drain
 from trainer.kernels import Kernels
@@ -176,6 +177,39 @@ async def test_a_session_that_cannot_be_written_at_the_end_is_given_back_all_the
     expected = await fingerprint_of(world, fb(1), STEP)
     versions = await world.versions()
     assert [world.fingerprint(version) for version in versions[:2]] == [expected] * 2
+
+
+class Sticky(LocalArtifacts):
+    """Cannot delete, as a store that is away or a disk that is read-only."""
+
+    def __init__(self, root: Path, error: Exception) -> None:
+        super().__init__(root)
+        self._error = error
+
+    def remove(self, location: str) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EROFS, "Read-only file system"), Unavailable("away")], ids=repr)
+async def test_files_that_cannot_be_deleted_stop_neither_operations_nor_a_drain(world: World, error: Exception) -> None:
+    sticky = Sticky(world.artifacts.path("x").parent, error)
+    sessions = [await world.open() for _ in range(2)]
+    trainer = world.trainer(ScriptedBackend(world.base), artifacts=sticky, snapshot_after_s=0.0)
+    for session in sessions:
+        await world.submit(session, fb(1), STEP)
+    await drain(trainer)
+    await trainer.park_all()
+    await world.submit(sessions[0], fb(2))
+    await drain(trainer)
+    await world.submit(sessions[0], STEP)
+    await drain(trainer)
+    await trainer.park_all()
+
+    snapshots = [(await world.session(session)).snapshot for session in sessions]
+    assert [snapshot.seq for snapshot in snapshots if snapshot is not None] == [4, 2]
+    for session in sessions:
+        await world.submit(session, fb(3))
+    assert await drain(world.trainer(ScriptedBackend(world.base))) == 2  # the clock stands: all leases were given back
 
 
 async def test_the_sessions_of_a_dead_process_are_taken_over_without_waiting_for_their_leases(world: World) -> None:

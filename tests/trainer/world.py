@@ -11,7 +11,7 @@ from gateway.core.catalog import BaseModel
 from gateway.core.ids import KeyId, ProjectId, new_key_id, new_session_id
 from gateway.core.operations import Operation
 from gateway.core.payloads import Payload
-from gateway.core.ports import Wakeups
+from gateway.core.ports import Artifacts, Wakeups
 from gateway.core.principals import ALL_SCOPES, Key
 from gateway.core.scripted import read_fingerprint
 from gateway.core.sessions import Activity, ComputeRules, LoraConfig, OrderRule, Session, SessionStatus
@@ -104,6 +104,7 @@ class World:
         *,
         kernels: Kernels | None = None,
         wakeups: Wakeups | None = None,
+        artifacts: Artifacts | None = None,
         **limits: Any,
     ) -> Trainer:
         """Return a new trainer with an identity of its own; losing it is dropping it."""
@@ -122,7 +123,7 @@ class World:
             kernels=kernels or self.kernels,
             log=log,
             wakeups=wakeups or self.database.wakeups,
-            artifacts=self.artifacts,
+            artifacts=artifacts or self.artifacts,
             clock=self.clock,
             limits=Limits(**{"heartbeat_s": 1.0, "snapshot_after_s": 1e9, "max_resident": 8, **limits}),
             stopping=stopping,
