@@ -1,17 +1,19 @@
-"""What the gateway does without being asked: expire sessions and versions, give up on sequence gaps that never fill,
-forget old scores, and remove the files of versions that were deleted long enough ago.
+"""What the gateway does without being asked: expire sessions and versions, give up on sequence gaps that never fill and
+on the samples of gateways that died, forget old scores, and remove the files of versions that were deleted long enough
+ago.
 
 Any number of gateways may do all of it at once: each step is one statement, or may be repeated without harm.
 """
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
 
 from gateway.core.clock import Clock
-from gateway.core.ids import OperationId, SessionId, VersionId
+from gateway.core.ids import OperationId, SampleId, SessionId, VersionId
 from gateway.core.ports import Artifacts, Database, Engines, UnitOfWork
 from gateway.core.versions import Version
 
@@ -19,6 +21,16 @@ INTERVAL_S = 1.0
 LOST_KEPT = timedelta(days=1)
 PURGED_AT_ONCE = 16
 USED_FOR = timedelta(seconds=10)  # that a gateway works with a deleted version is said anew at every turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Swept:
+    """What one sweep came upon."""
+
+    expired: Sequence[SessionId]
+    ended: Sequence[VersionId]
+    failed: Sequence[OperationId]
+    lost: Sequence[SampleId]
 
 
 class Sweeper:
@@ -53,25 +65,30 @@ class Sweeper:
             await asyncio.sleep(INTERVAL_S)
 
     async def sweep(self) -> None:
-        """Expire what is due, fail what has waited too long for a missing seq, delete scores and lost
-        samples after their day."""
+        """Expire what is due, fail what has waited too long for a missing seq, give up the samples of gateways that
+        died; delete scores and lost samples after their day."""
         now = self._clock.now()
 
-        async def work(unit: UnitOfWork) -> tuple[Sequence[SessionId], Sequence[VersionId], Sequence[OperationId]]:
-            expired = await unit.sessions.expire_due(now)
-            ended = await unit.upkeep.expire_due(now)
-            failed = await unit.operations.fail_gaps(older_than=now - self._gap_timeout)
+        async def work(unit: UnitOfWork) -> _Swept:
+            swept = _Swept(
+                expired=await unit.sessions.expire_due(now),
+                ended=await unit.upkeep.expire_due(now),
+                failed=await unit.operations.fail_gaps(older_than=now - self._gap_timeout),
+                lost=await unit.samples.lose(expired_by=now),
+            )
             await unit.scores.forget(now)
             await unit.samples.forget_lost(older_than=now - LOST_KEPT)
-            return expired, ended, failed
+            return swept
 
-        expired, ended, failed = await self._database.apply(work)
-        for session_id in expired:
+        swept = await self._database.apply(work)
+        for session_id in swept.expired:
             self._log.info("session expired", session_id=session_id)
-        for version_id in ended:
+        for version_id in swept.ended:
             self._log.info("version expired", version_id=version_id)
-        for operation_id in failed:
+        for operation_id in swept.failed:
             self._log.warning("operation failed: an earlier seq never came", operation_id=operation_id)
+        for sample_id in swept.lost:
+            self._log.warning("sample lost: its gateway is gone", sample_id=sample_id)
 
     async def purge(self) -> None:
         """Remove the files of versions that can no longer be brought back, once no engine can read them again."""

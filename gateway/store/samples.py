@@ -1,9 +1,10 @@
 """SampleStore on SQL: calls that run, and the first answer to an idempotency key, kept 24 hours.
 
-A running call is leased by the gateway that runs it; one whose lease ran out is lost, and says so for a day.
+A running call is leased by the gateway that runs it. One whose lease ran out can be taken from it, and is lost from
+then on: the row, not a clock, says so, for a day, and its gateway can neither renew nor answer it any more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, RowMapping, and_, delete, select, update
@@ -17,6 +18,7 @@ from gateway.store.text import missing, require_id, require_storable, storable
 from gateway.store.transaction import Transaction
 
 _IDS_PER_QUERY = 500
+_NOBODY = ""  # the owner of a call that is lost
 
 
 class SqlSampleStore:
@@ -95,33 +97,50 @@ class SqlSampleStore:
         known = await self._running(running_samples.c.idempotency_key == sample.key, project_id)
         return sample if known is None else known
 
-    async def end(self, project_id: ProjectId, sample_id: SampleId, content: bytes) -> None:
-        running = await self._running(running_samples.c.id == sample_id, project_id)
-        if running is None:
-            return
-        await self._transaction.write(delete(running_samples).where(running_samples.c.id == sample_id))
-        stored = StoredSample(id=sample_id, key=running.key, request_digest=running.request_digest, content=content)
-        await self.add(project_id, stored)
-        self._transaction.announce()
-
-    async def renew(self, *, owner: str, lease_s: float) -> None:
-        now = self._transaction.clock.now()
-        await self._transaction.write(
-            update(running_samples)
-            .where(and_(running_samples.c.owner == owner, running_samples.c.lease_until > now))
-            .values(lease_until=now + timedelta(seconds=lease_s))
+    async def end(self, project_id: ProjectId, sample_id: SampleId, content: bytes, *, owner: str) -> bool:
+        mine = and_(
+            running_samples.c.id == sample_id,
+            running_samples.c.project_id == project_id,
+            running_samples.c.owner == owner,
         )
+        ended = await self._transaction.write_returning(
+            delete(running_samples)
+            .where(mine)
+            .returning(running_samples.c.idempotency_key, running_samples.c.request_digest)
+        )
+        if not ended:
+            return bool(await self._transaction.rows(select(samples.c.id).where(samples.c.id == sample_id)))
+        key, digest = ended[0]["idempotency_key"], ended[0]["request_digest"]
+        await self.add(project_id, StoredSample(id=sample_id, key=key, request_digest=digest, content=content))
+        self._transaction.announce()
+        return True
+
+    async def renew(self, ids: Sequence[SampleId], *, owner: str, lease_s: float) -> None:
+        lease_until = self._transaction.clock.now() + timedelta(seconds=lease_s)
+        for some in _chunks(ids):
+            await self._transaction.write(
+                update(running_samples)
+                .where(and_(running_samples.c.id.in_(some), running_samples.c.owner == owner))
+                .values(lease_until=lease_until)
+            )
+
+    async def lose(self, *, expired_by: datetime) -> Sequence[SampleId]:
+        lost = await self._transaction.write_returning(
+            update(running_samples)
+            .where(and_(running_samples.c.lease_until <= expired_by, running_samples.c.owner != _NOBODY))
+            .values(owner=_NOBODY)
+            .returning(running_samples.c.id)
+        )
+        if lost:
+            self._transaction.announce()
+        return [SampleId(row["id"]) for row in lost]
 
     async def final_among(self, ids: Sequence[SampleId]) -> Sequence[SampleId]:
-        now = self._transaction.clock.now()
         running: set[str] = set()
-        for start in range(0, len(ids), _IDS_PER_QUERY):
+        for some in _chunks(ids):
             rows = await self._transaction.rows(
                 select(running_samples.c.id).where(
-                    and_(
-                        running_samples.c.id.in_(ids[start : start + _IDS_PER_QUERY]),
-                        running_samples.c.lease_until > now,
-                    )
+                    and_(running_samples.c.id.in_(some), running_samples.c.owner != _NOBODY)
                 )
             )
             running |= {row["id"] for row in rows}
@@ -141,7 +160,7 @@ class SqlSampleStore:
             key=row["idempotency_key"],
             request_digest=row["request_digest"],
             owner=row["owner"],
-            lost=row["lease_until"] <= self._transaction.clock.now(),
+            lost=row["owner"] == _NOBODY,
         )
 
     async def _stored(self, row: RowMapping) -> StoredSample:
@@ -151,3 +170,7 @@ class SqlSampleStore:
             request_digest=row["request_digest"],
             content=await self._blobs.get(ProjectId(row["project_id"]), row["content_digest"]),
         )
+
+
+def _chunks(ids: Sequence[SampleId]) -> Iterator[Sequence[SampleId]]:
+    return (ids[start : start + _IDS_PER_QUERY] for start in range(0, len(ids), _IDS_PER_QUERY))

@@ -151,16 +151,18 @@ async def held(database: Database, call: Call, clock: Clock) -> AsyncGenerator[S
 
 async def give_up(database: Database, call: Call, *, refused: bool) -> None:
     """Release the hold of a call that ended without a count; unless it was ``refused``, the engine may have worked."""
+    await database.jot(lambda unit: write_off(unit, call, refused=refused))
 
-    async def work(unit: UnitOfWork) -> None:
-        if call.rated:
-            await unit.limits.charge(call.principal.project_id, call.principal.key_id, -call.tokens)
-        if refused:
-            await unit.ledger.settle(call.sample_id, ())
-        else:
-            await unit.ledger.lose(call.sample_id)
 
-    await database.jot(work)
+async def write_off(unit: UnitOfWork, call: Call, *, refused: bool = False) -> None:
+    """Give back all that was set aside for a call that nobody pays for; unless it was ``refused``, the engine may have
+    worked."""
+    if call.rated:
+        await unit.limits.charge(call.principal.project_id, call.principal.key_id, -call.tokens)
+    if refused:
+        await unit.ledger.settle(call.sample_id, ())
+    else:
+        await unit.ledger.lose(call.sample_id)
 
 
 async def record(unit: UnitOfWork, call: Call, facts: Sequence[UsageFact], at: datetime) -> None:

@@ -1,7 +1,8 @@
 """Sampling that outlives its request: answered at once with an id, computed here, stored before anybody sees it.
 
-A call runs in the gateway that took it, under a lease in the database; when that gateway dies, the call is lost, and
-says so. An answer, good or bad, is stored in the transaction that records its usage, and can be read again for 24 h.
+A call runs in the gateway that took it, under a lease in the database that is renewed while it runs there; when that
+gateway dies, the call is lost, and says so. An answer, good or bad, is stored in the transaction that records its
+usage, and can be read again for 24 h; one that comes after its loss is neither stored nor billed.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from gateway.core.ports import Database, RunningSample, StoredSample
 from gateway.core.results import Failure
 from gateway.core.usage import UsageFact
 from gateway.wire.insisting import RETRY_S
-from gateway.wire.metering import Call, record
+from gateway.wire.metering import Call, record, write_off
 
 LEASE_S = 15.0
 RENEW_S = 5.0
@@ -145,9 +146,12 @@ class SamplingJobs:
         while True:
             try:
                 async with self._database.write() as unit:
-                    await unit.samples.end(project_id, sample_id, content)
+                    stored = await unit.samples.end(project_id, sample_id, content, owner=self._owner)
                     if answered is not None and answered.call is not None:
-                        await record(unit, answered.call, answered.facts, self._clock.now())
+                        if stored:
+                            await record(unit, answered.call, answered.facts, self._clock.now())
+                        else:
+                            await write_off(unit, answered.call)
                 return
             except Unavailable:
                 self._log.warning("sample_not_stored")
@@ -163,7 +167,7 @@ class SamplingJobs:
                 continue
             try:
                 async with self._database.write() as unit:
-                    await unit.samples.renew(owner=self._owner, lease_s=LEASE_S)
+                    await unit.samples.renew(list(self._tasks), owner=self._owner, lease_s=LEASE_S)
             except Unavailable:
                 self._log.warning("sampling_leases_not_renewed")
 

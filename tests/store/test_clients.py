@@ -155,7 +155,7 @@ async def test_a_turn_that_is_next_is_passed_at_once_and_a_taken_one_stays(bench
     assert (kept.id, kept.status) == (second.id, Status.QUEUED)
 
 
-async def test_a_sample_runs_once_is_answered_once_and_is_lost_with_its_gateway(bench: Bench) -> None:
+async def test_a_sample_runs_once_and_is_answered_once(bench: Bench) -> None:
     sample = RunningSample(id=new_sample_id(), key="k", request_digest="d" * 64, owner="gateway-a")
     async with bench.database.write() as unit:
         assert await unit.samples.begin(bench.project_id, sample, lease_s=10) == sample
@@ -163,28 +163,41 @@ async def test_a_sample_runs_once_is_answered_once_and_is_lost_with_its_gateway(
         assert (await unit.samples.begin(bench.project_id, again, lease_s=10)).id == sample.id
     bench.clock.time += timedelta(seconds=9)
     async with bench.database.write() as unit:
-        await unit.samples.renew(owner="gateway-a", lease_s=10)
+        await unit.samples.renew([sample.id], owner="gateway-a", lease_s=10)
     bench.clock.time += timedelta(seconds=9)
+    async with bench.database.write() as unit:
+        assert await unit.samples.lose(expired_by=bench.clock.now()) == []
     async with bench.database.read() as unit:
         assert await unit.samples.final_among([sample.id]) == []
         assert (await unit.samples.get(bench.project_id, sample.id)).final is False
     async with bench.database.write() as unit:
-        await unit.samples.end(bench.project_id, sample.id, b"tokens")
-        await unit.samples.end(bench.project_id, sample.id, b"others")
+        for content in (b"tokens", b"others"):
+            assert await unit.samples.end(bench.project_id, sample.id, content, owner="gateway-a")
     async with bench.database.read() as unit:
         stored = await unit.samples.get(bench.project_id, sample.id)
         assert await unit.samples.final_among([sample.id]) == [sample.id]
     assert isinstance(stored, StoredSample)
     assert stored.content == b"tokens"
 
-    lost = replace(sample, id=new_sample_id(), key="l")
+
+async def test_a_sample_that_its_gateway_no_longer_renews_is_lost_for_good_once_that_is_declared(bench: Bench) -> None:
+    lost, kept = (
+        RunningSample(id=new_sample_id(), key=key, request_digest="d" * 64, owner="gateway-a") for key in "lk"
+    )
     async with bench.database.write() as unit:
-        await unit.samples.begin(bench.project_id, lost, lease_s=10)
+        for sample in (lost, kept):
+            await unit.samples.begin(bench.project_id, sample, lease_s=10)
     bench.clock.time += timedelta(seconds=11)
     async with bench.database.write() as unit:
-        await unit.samples.renew(owner="gateway-a", lease_s=10)
-        assert (await unit.samples.get(bench.project_id, lost.id)).final is True
-        assert await unit.samples.final_among([lost.id]) == [lost.id]
+        assert await unit.samples.final_among([lost.id, kept.id]) == []
+        await unit.samples.renew([kept.id], owner="gateway-a", lease_s=10)
+        assert await unit.samples.lose(expired_by=bench.clock.now()) == [lost.id]
+        assert await unit.samples.lose(expired_by=bench.clock.now()) == []
+        await unit.samples.renew([lost.id], owner="gateway-a", lease_s=10)
+        assert not await unit.samples.end(bench.project_id, lost.id, b"late", owner="gateway-a")
+        assert await unit.samples.final_among([lost.id, kept.id]) == [lost.id]
+        found = [await unit.samples.get(bench.project_id, sample.id) for sample in (lost, kept)]
+        assert [one.final for one in found] == [True, False]
         await unit.samples.forget_lost(older_than=bench.clock.now())
     async with bench.database.read() as unit:
         with pytest.raises(NotFound):

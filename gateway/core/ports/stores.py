@@ -173,7 +173,7 @@ class StoredSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningSample:
-    """A sampling call under an idempotency key that ``owner`` runs; ``lost`` once its owner is gone."""
+    """A sampling call under an idempotency key that ``owner`` runs; ``lost`` once it was taken from its owner."""
 
     id: SampleId
     key: str
@@ -201,12 +201,16 @@ class SampleStore(Protocol):
         """Record a call that is about to run under its idempotency key; return the one that runs there already."""
         ...
 
-    async def end(self, project_id: ProjectId, sample_id: SampleId, content: bytes) -> None:
-        """Store the answer of a running call; what is not running (any more) is left as it is."""
+    async def end(self, project_id: ProjectId, sample_id: SampleId, content: bytes, *, owner: str) -> bool:
+        """Store the answer of a call that ``owner`` runs, once; False: it is lost, and nothing was stored."""
         ...
 
-    async def renew(self, *, owner: str, lease_s: float) -> None:
-        """Say that the calls of ``owner`` are still running."""
+    async def renew(self, ids: Sequence[SampleId], *, owner: str, lease_s: float) -> None:
+        """Say that ``owner`` still runs the calls; those that are lost stay lost."""
+        ...
+
+    async def lose(self, *, expired_by: datetime) -> Sequence[SampleId]:
+        """Take the calls whose lease had run out by then from their owners, for good; return them."""
         ...
 
     async def final_among(self, ids: Sequence[SampleId]) -> Sequence[SampleId]:
