@@ -13,6 +13,7 @@ from gateway.core.tensors import Datum
 from gateway.core.validation import TARGET_TOKENS
 from trainer.batching import MicroBatch, assemble, to_tensor
 from trainer.graphs import Evaluator
+from trainer.out_of_memory import ran_out_of_memory
 
 
 class Custom:
@@ -75,6 +76,8 @@ def _gradient(loss: Tensor, logprobs: Tensor, node: str) -> Tensor:
     try:
         (gradient,) = torch.autograd.grad(loss, logprobs)
     except RuntimeError as error:
+        if ran_out_of_memory(error):
+            raise
         raise bad_graph(f"the loss has no gradient with respect to logprobs: {str(error)[:200]}", node) from None
     if not torch.isfinite(gradient).all():
         position = int((~torch.isfinite(gradient)).nonzero()[0][0].item())

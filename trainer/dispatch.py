@@ -25,6 +25,7 @@ from gateway.core.results import Failure, LoadStateResult, Outcome
 from gateway.core.sessions import Session
 from gateway.core.versions import Labels, VersionKind
 from trainer.backend import CorruptState, TrainingBackend
+from trainer.out_of_memory import ran_out_of_memory, too_large
 from trainer.progress import Note, unnoted
 
 
@@ -77,6 +78,8 @@ def run(
 ) -> Done:
     """Run ``payload`` on a resident session; a refusal of the backend becomes a failure, a defect is raised.
 
+    So does a pass for which memory ran out: it changed nothing. A step or a load for which it did is raised.
+
     Args:
         stored: what a load reads; None otherwise.
         note: hears of the datums done so far, in the calling thread.
@@ -89,6 +92,10 @@ def run(
         if ends_window(payload):
             backend.discard_window(session.id)
         return Done(outcome=failure_of(error))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(payload, Forward | ForwardBackward) and ran_out_of_memory(error):
+            return Done(outcome=failure_of(too_large("batch", "data")))
+        raise  # weights may be half changed
 
 
 def not_stored(error: OSError) -> Failure:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gateway.core.custom_losses import Argument, Constant, CustomLoss, Items, Node, Ref, Span, bad_graph
+from trainer.out_of_memory import ran_out_of_memory
 
 MAX_ELEMENTS = 1 << 22  # of one result
 MAX_DATUM_ELEMENTS = 1 << 24  # of all results of one datum, which are in memory at once
@@ -97,6 +98,8 @@ def _call(node: Node, function: Callable[..., Any], env: Mapping[str, Any]) -> A
             _require_small(node, function, arguments, options)
         result = function(*arguments, **options)
     except _REFUSALS as error:
+        if ran_out_of_memory(error):
+            raise
         raise bad_graph(f"{node.operation}: {_first_line(error)}", node.name) from None
     if any(tensor.numel() > MAX_ELEMENTS for tensor in _tensors([result])):
         raise _too_large(node)

@@ -27,6 +27,7 @@ from trainer.dispatch import Done
 from trainer.heartbeat import beat
 from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
+from trainer.out_of_memory import ran_out_of_memory, short_of_memory
 from trainer.progress import Watch
 from trainer.recovery import Recovery, RecoveryFailed
 from trainer.residents import Resident, Residents
@@ -163,7 +164,7 @@ class Trainer:
             await self._log.fail_session(work.lease, str(error))
             await self._drop(work.session.id)
             return
-        except Exception as error:  # a defect of ours ends one operation; what it left in memory is not trusted
+        except Exception as error:  # a defect, or no memory, ends one operation; what it left behind is not trusted
             await self._drop(work.session.id)
             failure = self._failure(error)
             span.fail(failure.code)
@@ -312,6 +313,9 @@ class Trainer:
     def _failure(self, error: Exception) -> Failure:
         if isinstance(error, GatewayError):
             return dispatch.failure_of(error)
+        if ran_out_of_memory(error):
+            self._events.error("out_of_memory", reason=str(error))
+            return dispatch.failure_of(short_of_memory())
         self._events.error("operation_crashed", exc_info=error)
         return Failure(
             kind=Kind.INTERNAL, code="trainer_error", message="the trainer failed while running this operation"

@@ -160,11 +160,11 @@ class PeftBackend:
             window = gradients if tenant.window is None else many.add(tenant.window, gradients)
             if not math.isfinite(optim.global_norm(window)):
                 raise Invalid("the gradient of this batch is not finite", code="non_finite_gradient", field="data")
-            tenant.window = window
+            recent = self._recent(payload)
         finally:
             for master in masters:
                 master.grad = None
-        tenant.recent = self._recent(payload)
+        tenant.window, tenant.recent = window, recent
         return result
 
     def optim_step(self, session_id: SessionId, payload: OptimStep) -> OptimStepResult:

@@ -10,6 +10,7 @@ from time import perf_counter
 import structlog
 
 from gateway.core.errors import GatewayError, Internal, Unavailable
+from gateway.core.ids import SessionId
 from gateway.core.operations import Operation, Status
 from gateway.core.payloads import LoadState, Payload, SaveState, SaveWeights
 from gateway.core.ports import Artifacts, CorruptArtifact, Work
@@ -19,6 +20,7 @@ from trainer.artifacts import read_snapshot
 from trainer.backend import CorruptState, TrainingBackend
 from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
+from trainer.out_of_memory import ran_out_of_memory
 
 MAX_LOSSES = 5
 SHOW_EVERY_S = 1.0
@@ -44,6 +46,7 @@ class Recovery:
         self._kernels = kernels
         self._log = log
         self._artifacts = artifacts
+        self._survived: dict[SessionId, int] = {}  # losses as of rebuilds that memory ran out for: no loss was added
         self._events = structlog.stdlib.get_logger("trainer")
 
     async def rebuild(self, work: Work) -> Rebuilt:
@@ -53,13 +56,14 @@ class Recovery:
             Invalid: the base model has no such layers to train.
             RecoveryFailed: a stored state cannot be read, a replay did not succeed, or it killed too many trainers.
             StaleLease: somebody else took over meanwhile.
+            MemoryError, RuntimeError: memory ran out; the next attempt is no further loss.
         """
         session, seq = work.session, work.session.snapshot.seq if work.session.snapshot else 0
         operations = await self._log.to_replay(session, seq)
         if session.snapshot is None and not operations:
             await self._kernels.run(lambda: self._backend.open(session.id, session.lora, session.rules))
             return Rebuilt()
-        losses = 0 if session.recovery is None else session.recovery.losses + 1
+        losses = self._losses(session)
         if losses >= MAX_LOSSES:
             raise RecoveryFailed(f"{losses} trainers in a row were lost while they rebuilt the session's state")
         await self._log.recovering(work.lease, seq=seq, losses=losses)
@@ -76,6 +80,11 @@ class Recovery:
         except (GatewayError, CorruptState, CorruptArtifact) as error:
             # the cause is logged; it may name places on disk, which are nobody else's business
             raise RecoveryFailed(f"the session's state cannot be rebuilt ({type(error).__name__})") from error
+        except (MemoryError, RuntimeError) as error:
+            if ran_out_of_memory(error):
+                self._survived[session.id] = losses
+            raise
+        self._survived.pop(session.id, None)
         seconds = perf_counter() - started
         self._events.info("session_recovered", replayed=len(operations), seconds=round(seconds, 3))
         if not operations:
@@ -99,6 +108,12 @@ class Recovery:
         except CorruptArtifact as error:
             raise Internal(f"version {version.address} cannot be read", code="corrupt_state") from error
         return dispatch.Stored(directory=self._artifacts.path(version.location), kind=version.kind)
+
+    def _losses(self, session: Session) -> int:
+        if session.recovery is None:
+            return 0
+        losses = session.recovery.losses
+        return losses if self._survived.get(session.id) == losses else losses + 1
 
     async def _start(self, session: Session) -> None:
         snapshot = session.snapshot

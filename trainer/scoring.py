@@ -19,6 +19,7 @@ from trainer.backend import Scorer
 from trainer.dispatch import failure_of
 from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
+from trainer.out_of_memory import ran_out_of_memory, too_large
 
 TOKENS_A_TURN = 4096
 MAX_ATTEMPTS = 2
@@ -73,9 +74,12 @@ class Scoring:
         except CorruptArtifact as error:
             self._events.error("score_version_corrupt", exc_info=error)
             return Failure(kind=Kind.INTERNAL, code="corrupt_artifact", message=str(error))
-        except Exception as error:  # a defect of ours ends one score; what it left in memory is not trusted
-            self._events.error("score_crashed", exc_info=error)
+        except Exception as error:  # a defect, or no memory, ends one score; what it left behind is not trusted
             await self._kernels.run(lambda: self._detach(work.request.version_id))
+            if ran_out_of_memory(error):
+                self._events.error("out_of_memory", reason=str(error))
+                return failure_of(too_large("score", "prompt"))
+            self._events.error("score_crashed", exc_info=error)
             return Failure(
                 kind=Kind.INTERNAL, code="trainer_error", message="the trainer failed while computing this score"
             )

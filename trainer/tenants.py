@@ -54,22 +54,25 @@ class Tenants:
         self._make_room()
 
     def place(self, session_id: SessionId, state: State) -> None:
-        """Bring a session to the device as it was."""
-        self._bank.attach(session_id, state.lora, state.weights)
-        self._here[session_id] = Tenant(
+        """Bring a session to the device as it was. Where it waits on the host, it stays until all of it is there."""
+        tenant = Tenant(
             lora=state.lora,
             moments=moments_on(self._device, state.moments),
             window=None if state.window is None else _on(self._device, state.window),
             recent=state.recent,
         )
+        self._bank.attach(session_id, state.lora, state.weights)
+        self._here[session_id] = tenant
+        self._host.pop(session_id, None)
         self._make_room()
 
     def use(self, session_id: SessionId) -> Tenant:
         """Return a session, on the device and the most recently used. Raises KeyError."""
-        if session_id in self._host:
-            self.place(session_id, self._host.pop(session_id))
+        if (parked := self._host.get(session_id)) is not None:
+            self.place(session_id, parked)
         tenant = self._here.pop(session_id)
         self._here[session_id] = tenant
+        self._make_room()
         return tenant
 
     def close(self, session_id: SessionId) -> None:

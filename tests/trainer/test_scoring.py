@@ -192,16 +192,15 @@ async def test_only_the_versions_asked_for_last_stay_attached(world: World) -> N
 
 
 class FaultyScorer(ScriptedScorer):
-    """Crashes once under a version, then answers with a number that is none."""
+    """Crashes, then has no memory, then answers with a number that is none."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.crashes = 1
+        self.crashes = ["a defect", "CUDA out of memory. Tried to allocate 2.00 GiB"]
 
     def score(self, request: ScoreRequest) -> TensorData:
         if self.crashes:
-            self.crashes -= 1
-            raise RuntimeError("out of memory")
+            raise RuntimeError(self.crashes.pop(0))
         return TensorData.floats([0.0] * (request.targets.size - 1) + [float("nan")], request.targets.shape)
 
     def attach(self, version_id: VersionId, lora: LoraConfig, directory: Path) -> None:
@@ -210,16 +209,18 @@ class FaultyScorer(ScriptedScorer):
 
 
 @pytest.mark.filterwarnings("ignore")
-async def test_a_crash_ends_one_score_and_nan_is_never_an_answer(world: World) -> None:
+async def test_a_crash_and_a_lack_of_memory_end_one_score_each_and_nan_is_never_an_answer(world: World) -> None:
     backend = ScriptedBackend(world.base)
     (version,) = await saved(world, backend)
     backend.scorer = FaultyScorer()
     crashed = await ask(world, request(world, version))
+    starved = await ask(world, request(world, version))
     undefined = await ask(world, request(world, version))
 
     await drain(world.trainer(backend))
 
     assert failure_of(await read(world, crashed)) == (Kind.INTERNAL, "trainer_error")
+    assert failure_of(await read(world, starved)) == (Kind.INVALID, "out_of_memory")
     assert failure_of(await read(world, undefined)) == (Kind.INTERNAL, "non_finite_logprob")
     outcome = (await read(world, undefined)).outcome
     assert isinstance(outcome, Failure)
