@@ -4,15 +4,22 @@ A leaf: every process may import it, the trainer included, which sees nothing el
 """
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_PREFIX = "LOOPLINE_"
+
+
+class WrongSettings(Exception):
+    """Variables of the environment that cannot be used; the message names them and what they must be."""
 
 
 class Places(BaseSettings):
     """Database, catalogue and directories. Paths that are unset lie under ``data_dir``."""
 
-    model_config = SettingsConfigDict(env_prefix="LOOPLINE_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="ignore", frozen=True)
 
     data_dir: Path = Field(default=Path(".loopline"), description="Database, blobs, artefacts, models, logs")
     database_url: str | None = Field(default=None, description="SQLAlchemy URL; unset: SQLite under data_dir")
@@ -32,6 +39,20 @@ class Places(BaseSettings):
         default=False, description="Use also a database that may lose acknowledged work when the power fails"
     )
     traces: bool = Field(default=False, description="Send OpenTelemetry traces, as the OTEL_ variables say")
+
+    @classmethod
+    def read(cls, data_dir: Path | None = None) -> Self:
+        """Read the settings from the environment; ``data_dir`` wins over it.
+
+        Raises:
+            WrongSettings: a value is of another kind or out of its range.
+        """
+        try:
+            return cls() if data_dir is None else cls(data_dir=data_dir)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_context=False, include_input=False)
+            said = (f"{_PREFIX}{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong)
+            raise WrongSettings("; ".join(said)) from None
 
     @property
     def resolved_database_url(self) -> str:

@@ -5,6 +5,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import structlog
@@ -12,11 +13,12 @@ import structlog
 from gateway import logs
 from gateway.core.catalog import BaseModel, CatalogError, parse_catalog
 from gateway.core.clock import SystemClock
-from gateway.core.errors import NotFound
+from gateway.core.errors import NotFound, Unavailable
 from gateway.core.tracing import Tracer
+from gateway.places import WrongSettings
 from gateway.processes import own_name
+from gateway.store import SERVER_WAIT_S, UnfitDatabase, open_database
 from gateway.store.artifact_stores import open_artifacts
-from gateway.store.database import SERVER_WAIT_S, open_database
 from gateway.traces import TracesUnavailable, open_tracer
 from trainer.backend import TrainingBackend
 from trainer.kernels import Kernels
@@ -26,18 +28,19 @@ from trainer.settings import TrainerSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit status: 0 after a clean stop, 2 when the settings are wrong."""
+    """Return the exit status: 0 after a clean stop, 2 when settings, a file or the database is wrong or away; a line in
+    the log says which.
+    """
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Run a base model's training sessions.")
     parser.add_argument("--backend", choices=("peft", "scripted"), default="peft", help="scripted needs no torch")
     backend: str = parser.parse_args(arguments).backend
     logs.configure()
-    settings = TrainerSettings()
     try:
+        settings = TrainerSettings.read()
         base = pick_base(settings)
         tracer = open_tracer(wanted=settings.traces, service="loopline-trainer")
-    except (OSError, CatalogError, NotFound, TracesUnavailable) as error:
-        structlog.stdlib.get_logger("trainer").error("trainer_not_started", reason=str(error))
-        return 2
+    except (WrongSettings, OSError, CatalogError, NotFound, TracesUnavailable) as error:
+        return _not_started(error)
     try:
         return asyncio.run(_serve(settings, base, tracer, scripted=backend == "scripted"))
     finally:
@@ -97,15 +100,20 @@ async def _serve(settings: TrainerSettings, base: BaseModel, tracer: Tracer, *, 
         try:
             backend = await kernels.run(make_backend(settings, base, scripted=scripted))
         except ValueError as error:  # an architecture or a size that cannot be served
-            events.error("trainer_not_started", reason=str(error))
-            return 2
-        async with open_database(
-            settings.resolved_database_url,
-            blob_dir=settings.blob_dir,
-            clock=clock,
-            wait_s=SERVER_WAIT_S,
-            allow_weak_durability=settings.allow_weak_durability,
-        ) as database:
+            return _not_started(error)
+        async with AsyncExitStack() as opened:
+            try:
+                database = await opened.enter_async_context(
+                    open_database(
+                        settings.resolved_database_url,
+                        blob_dir=settings.blob_dir,
+                        clock=clock,
+                        wait_s=SERVER_WAIT_S,
+                        allow_weak_durability=settings.allow_weak_durability,
+                    )
+                )
+            except (UnfitDatabase, Unavailable) as error:
+                return _not_started(error)
             trainer = Trainer(
                 backend=backend,
                 kernels=kernels,
@@ -132,6 +140,11 @@ async def _serve(settings: TrainerSettings, base: BaseModel, tracer: Tracer, *, 
             await trainer.run()
     events.info("trainer_stopped", base_model=base.name)
     return 0
+
+
+def _not_started(error: Exception) -> int:
+    structlog.stdlib.get_logger("trainer").error("trainer_not_started", reason=str(error))
+    return 2
 
 
 if __name__ == "__main__":

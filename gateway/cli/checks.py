@@ -17,8 +17,7 @@ import migrations
 from gateway.core.errors import GatewayError
 from gateway.engines.cpu_plugin import plugin_status
 from gateway.settings import Settings
-from gateway.store.database import open_database
-from gateway.store.durability import WeakDurability
+from gateway.store import UnfitDatabase, WeakDurability, open_database
 from gateway.supervisor.machine import installed_version
 from gateway.supervisor.ports import PortTaken, require_free
 from gateway.supervisor.records import RunDir
@@ -168,10 +167,13 @@ async def check_database(settings: Settings) -> Check:
     url = settings.resolved_database_url
     shown = make_url(url).render_as_string(hide_password=True)
     try:
-        current = await asyncio.to_thread(migrations.check, url)
-        async with open_database(url, blob_dir=settings.blob_dir):
-            pass
-    except (SQLAlchemyError, GatewayError, WeakDurability, ValueError) as error:
+        current, weakness = await asyncio.to_thread(migrations.check, url), ""
+        try:
+            async with open_database(url, blob_dir=settings.blob_dir):
+                pass
+        except WeakDurability as error:
+            weakness = str(error)
+    except (SQLAlchemyError, GatewayError, UnfitDatabase, ValueError) as error:
         problem = str(error).strip().splitlines()[0]
         return Check(
             name="database",
@@ -185,5 +187,12 @@ async def check_database(settings: Settings) -> Check:
             verdict=Verdict.WRONG,
             found=f"{shown} has an older schema",
             advice="run: loopline db upgrade (`loopline up` does it, too)",
+        )
+    if weakness:
+        return Check(
+            name="database",
+            verdict=Verdict.WARNING if settings.allow_weak_durability else Verdict.WRONG,
+            found=f"{shown} may lose acknowledged work when the power fails",
+            advice=weakness,
         )
     return Check(name="database", verdict=Verdict.OK, found=f"{shown}, schema up to date")

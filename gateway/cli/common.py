@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.places import WrongSettings
 from gateway.settings import Settings
-from gateway.store.database import SqlDatabase, open_database
+from gateway.store import SqlDatabase, UnfitDatabase, open_database
 
 _PIPE_WIDTH = 240
 
@@ -33,16 +34,24 @@ ApiKey = Annotated[
 
 def settings_of(data_dir: Path | None) -> Settings:
     """Read the settings from the environment; ``data_dir`` wins over it."""
-    return Settings() if data_dir is None else Settings(data_dir=data_dir)
+    try:
+        return Settings.read(data_dir)
+    except WrongSettings as error:
+        fail(str(error))
 
 
-def open_store(settings: Settings) -> AbstractAsyncContextManager[SqlDatabase]:
-    """Open the database that the settings name."""
-    return open_database(
-        settings.resolved_database_url,
-        blob_dir=settings.blob_dir,
-        allow_weak_durability=settings.allow_weak_durability,
-    )
+@asynccontextmanager
+async def open_store(settings: Settings) -> AsyncGenerator[SqlDatabase]:
+    """Open the database that the settings name; one that cannot be used ends the command with what to do."""
+    try:
+        async with open_database(
+            settings.resolved_database_url,
+            blob_dir=settings.blob_dir,
+            allow_weak_durability=settings.allow_weak_durability,
+        ) as database:
+            yield database
+    except UnfitDatabase as error:
+        fail(str(error))
 
 
 def out() -> Console:

@@ -8,6 +8,8 @@ from rich.console import Console
 
 from gateway.auth.master import MasterKeyError
 from gateway.cli.common import DataDir, fail, settings_of
+from gateway.core.errors import Unavailable
+from gateway.store import UnfitDatabase
 from gateway.supervisor.models import ModelProblem
 from gateway.supervisor.options import (
     DEFAULT_MAX_MODEL_LEN,
@@ -77,6 +79,6 @@ def up(
     )
     try:
         status = asyncio.run(run_up(options, console=Console()))
-    except (AlreadyRunning, PortTaken, ModelProblem, MasterKeyError, ValueError) as error:
+    except (AlreadyRunning, PortTaken, ModelProblem, MasterKeyError, UnfitDatabase, Unavailable, ValueError) as error:
         fail(str(error))
     raise typer.Exit(status)

@@ -2,6 +2,6 @@
 
 from gateway.store.artifacts import LocalArtifacts
 from gateway.store.database import SERVER_WAIT_S, SqlDatabase, open_database
-from gateway.store.durability import WeakDurability
+from gateway.store.unfit import UnfitDatabase, WeakDurability
 
-__all__ = ["SERVER_WAIT_S", "LocalArtifacts", "SqlDatabase", "WeakDurability", "open_database"]
+__all__ = ["SERVER_WAIT_S", "LocalArtifacts", "SqlDatabase", "UnfitDatabase", "WeakDurability", "open_database"]

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from sqlalchemy import Connection, make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import URL, Connection, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.core.bodies import Body
@@ -27,6 +27,7 @@ from gateway.store.postgres import open_postgres
 from gateway.store.sqlite import open_sqlite
 from gateway.store.transaction import Transaction
 from gateway.store.trips import Work
+from gateway.store.unfit import UnfitDatabase
 from gateway.store.unit_of_work import LedgerFactory, SqlUnit
 
 T = TypeVar("T")
@@ -194,11 +195,11 @@ async def open_database(
     ``limits`` are what every project may have.
 
     Raises:
-        ValueError: a URL of another kind.
         Unavailable: the database is away.
-        WeakDurability: (gateway.store.durability) the server or file would not keep what it acknowledges.
+        UnfitDatabase: the URL is of another kind or the file none of a database; as WeakDurability, the server or file
+            would not keep what it acknowledges.
     """
-    parsed = make_url(url)
+    parsed = _parsed(url)
     clock = clock or SystemClock()
     match parsed.drivername:
         case "sqlite":
@@ -208,8 +209,20 @@ async def open_database(
                 parsed, blob_dir=blob_dir, clock=clock, wait_s=wait_s, allow_weak=allow_weak_durability
             )
         case other:
-            raise ValueError(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {other}")
+            raise UnfitDatabase(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {other}")
     async with AsyncExitStack() as stack:
-        with _translated():
+        try:
             transactions = await stack.enter_async_context(opened)
+        except DBAPIError as error:
+            reason = f"the database cannot be opened: {str(error.orig).strip()}"
+            if isinstance(error, OperationalError) and is_away(error):
+                raise Unavailable(reason, code="database_unavailable") from error
+            raise UnfitDatabase(reason) from error
         yield SqlDatabase(transactions, ledger or NoLedger, limits or {}, blob_dir)
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except ArgumentError:
+        raise UnfitDatabase("database URL must be sqlite:///... or postgresql+psycopg://...") from None

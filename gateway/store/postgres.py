@@ -13,9 +13,9 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gateway.core.clock import Clock, SystemClock
-from gateway.store.durability import weak
 from gateway.store.transaction import Transaction
 from gateway.store.trips import Work
+from gateway.store.unfit import weak
 from gateway.store.wakeups import CHANNEL, PostgresWakeups
 
 T = TypeVar("T")

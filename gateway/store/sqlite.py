@@ -11,11 +11,11 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
 from gateway.core.clock import Clock
-from gateway.store.durability import weak
 from gateway.store.failures import is_busy
 from gateway.store.threads import ThreadConnection, ThreadPool
 from gateway.store.transaction import Transaction
 from gateway.store.trips import InlineTransaction, Traveller, Work, finished
+from gateway.store.unfit import UnfitDatabase, weak
 from gateway.store.wakeups import SqliteWakeups
 from gateway.store.writer import GroupWriter
 
@@ -98,11 +98,11 @@ async def open_sqlite(url: URL, *, blob_dir: Path, clock: Clock, allow_weak: boo
     """Open the file that ``url`` names.
 
     Raises:
-        ValueError: the URL names no file.
+        UnfitDatabase: the URL names no file.
         WeakDurability: the file cannot be used with WAL and full fsync.
     """
     if url.database in (None, "", ":memory:") or url.query:
-        raise ValueError("a SQLite URL must name a file and carry no options: sqlite:////var/lib/loopline.db")
+        raise UnfitDatabase("a SQLite URL must name a file and carry no options: sqlite:////var/lib/loopline.db")
     reading = _engine(url, size=READERS, busy_timeout_ms=READ_BUSY_TIMEOUT_MS, query_only=True)
     readers = ThreadPool(reading, size=READERS, name="sqlite-read")
     glances = _engine(url, size=1, busy_timeout_ms=0, query_only=True)

@@ -81,8 +81,8 @@ async def up(options: UpOptions, *, console: Console, policy: RestartPolicy | No
     """Run until a signal asks for the end; return the exit status: 0 after a clean stop, 1 when a child gave up.
 
     Raises:
-        AlreadyRunning, PortTaken, ModelProblem, MasterKeyError, ValueError: nothing was started; the message says
-            what to do.
+        AlreadyRunning, PortTaken, ModelProblem, MasterKeyError, UnfitDatabase, Unavailable, ValueError: nothing was
+            started; the message says what to do.
     """
     options.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     run_dir = RunDir(options.data_dir)

@@ -12,17 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from psycopg import sql
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import OperationalError
 
 import migrations
 from gateway.core.errors import Unavailable
 from gateway.core.ports import UnitOfWork
-from gateway.store import SqlDatabase, WeakDurability, open_database
+from gateway.store import SqlDatabase, UnfitDatabase, open_database
 from gateway.store import writer as writer_module
 from gateway.store.sqlite import SqliteTransactions
-from tests.postgres import TEMPLATE, PostgresServer, find_binaries, start_postgres, stop_postgres
+from tests.postgres import PostgresServer, find_binaries, start_postgres, stop_postgres
 from tests.store.bench import HandClock, open_bench
 
 
@@ -475,31 +474,13 @@ async def test_sqlite_runs_with_wal_and_full_fsync(sqlite: SqlDatabase) -> None:
         "sqlite:///",
         "sqlite+pysqlcipher:///file.db",
         "mysql://host/name",
+        "loopline.db",
     ],
 )
 async def test_a_database_that_cannot_be_durable_is_refused(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="URL must"):
+    with pytest.raises(UnfitDatabase, match="URL must"):
         async with open_database(url, blob_dir=tmp_path):
             pass
-
-
-async def test_a_server_that_may_forget_is_refused(postgres: PostgresServer, tmp_path: Path) -> None:
-    database = postgres.create(template=TEMPLATE)
-    with postgres.connect() as connection:
-        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(database)))
-
-    with pytest.raises(WeakDurability, match="synchronous_commit=off"):
-        async with open_database(postgres.url(database), blob_dir=tmp_path):
-            pass
-
-
-async def test_a_server_that_may_forget_is_used_when_that_is_said(postgres: PostgresServer, tmp_path: Path) -> None:
-    database = postgres.create(template=TEMPLATE)
-    with postgres.connect() as connection:
-        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(database)))
-
-    async with open_database(postgres.url(database), blob_dir=tmp_path, allow_weak_durability=True) as opened:
-        await add(opened, "here")
 
 
 async def test_a_wrong_statement_is_a_defect_and_not_a_database_that_is_away(sqlite: SqlDatabase) -> None:

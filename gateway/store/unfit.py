@@ -1,9 +1,13 @@
-"""What may not be weakened, unless somebody says so."""
+"""Databases that are not used: for whoever starts a process, never for its clients."""
 
 import structlog
 
 
-class WeakDurability(Exception):
+class UnfitDatabase(Exception):
+    """The database cannot be used as it is; the message says what to do."""
+
+
+class WeakDurability(UnfitDatabase):
     """The database would acknowledge what a power cut can take back; the message says which setting to change."""
 
 
