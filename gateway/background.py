@@ -124,6 +124,6 @@ class Sweeper:
                 self._log.info("version purged", version_id=version.id)
 
     async def _used(self, version: Version) -> bool:
-        """Ask whether another gateway works with ``version``: it had the seconds that a release takes to say so."""
+        """Ask whether another gateway, which had the seconds that a release takes to say so, or a load needs it."""
         async with self._database.read() as unit:
             return await unit.upkeep.is_used(version.id, at=self._clock.now())

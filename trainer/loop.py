@@ -271,7 +271,8 @@ class Trainer:
         resident.applied_seq = work.operation.seq
         if isinstance(work.payload, ForwardBackward | OptimStep | LoadState):
             resident.replay_s += seconds
-        if isinstance(work.payload, SaveState) or resident.needs_snapshot(self._limits.snapshot_after_s):
+        # what a load read may be deleted: the state is not to depend on it for long
+        if isinstance(work.payload, SaveState | LoadState) or resident.needs_snapshot(self._limits.snapshot_after_s):
             await self._snapshot(resident)
 
     async def _snapshot(self, resident: Resident) -> None:

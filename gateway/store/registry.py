@@ -10,10 +10,9 @@ from gateway.core.clients import LIVES, Seat
 from gateway.core.errors import Conflict, NotFound
 from gateway.core.ids import ClientId, KeyId, ProjectId, VersionId, new_event_id
 from gateway.core.operations import Status
-from gateway.core.payloads import LoadState, OperationKind
 from gateway.core.versions import Event, Labels, Version, VersionEvent, VersionState
-from gateway.store.blobs import SqlBlobStore
 from gateway.store.client_tables import clients, samplers
+from gateway.store.loads import is_being_loaded
 from gateway.store.sessions import lock_session
 from gateway.store.tables import LIVE, operations
 from gateway.store.text import missing, storable
@@ -21,15 +20,12 @@ from gateway.store.transaction import Transaction
 from gateway.store.version_rows import label_columns, read_version, standing, version_of
 from gateway.store.version_tables import aliases, version_events, versions
 
-_OPEN = (Status.QUEUED, Status.RUNNING)
-
 
 class SqlRegistry:
     """Registry."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._blobs = SqlBlobStore(transaction)
 
     async def set_alias(
         self, project_id: ProjectId, version_id: VersionId, alias: str, *, by: KeyId, at: datetime
@@ -166,7 +162,7 @@ class SqlRegistry:
             raise Conflict(
                 f"{version.address} has the alias {named[0]}; take it away first", code="version_aliased", field="alias"
             )
-        if await self._being_published(version) or await self._being_loaded(version):
+        if await self._being_published(version) or await is_being_loaded(self._transaction, version.id):
             raise Conflict(f"an operation works with {version.address} just now", code="version_in_use")
         if force or version.state is VersionState.REJECTED:
             return
@@ -215,22 +211,6 @@ class SqlRegistry:
             )
             is not None
         )
-
-    async def _being_loaded(self, version: Version) -> bool:
-        rows = await self._transaction.rows(
-            select(operations.c.payload_digest).where(
-                and_(
-                    operations.c.project_id == version.project_id,
-                    operations.c.kind == OperationKind.LOAD_STATE,
-                    operations.c.status.in_(_OPEN),
-                )
-            )
-        )
-        for row in rows:
-            payload = await self._blobs.get_payload(version.project_id, row["payload_digest"])
-            if isinstance(payload, LoadState) and payload.version_id == version.id:
-                return True
-        return False
 
     async def _has_sibling(self, version: Version) -> bool:
         return (

@@ -8,6 +8,7 @@ from sqlalchemy import and_, select, update
 
 from gateway.core.ids import VersionId
 from gateway.core.versions import Check, Event, Occasion, Version
+from gateway.store.loads import may_be_loaded_again
 from gateway.store.registry import note
 from gateway.store.transaction import Transaction
 from gateway.store.version_rows import report_of, version_of
@@ -48,7 +49,7 @@ class SqlUpkeep:
         row = await self._transaction.first(
             select(versions.c.id).where(and_(versions.c.id == version_id, versions.c.used_until > at))
         )
-        return row is not None
+        return row is not None or await may_be_loaded_again(self._transaction, version_id)
 
     async def purged(self, version_id: VersionId, *, at: datetime) -> None:
         changed = await self._transaction.write(

@@ -11,8 +11,8 @@ from gateway.core.errors import Conflict, Invalid, NotFound
 from gateway.core.ids import VersionId
 from gateway.core.operations import Status
 from gateway.core.payloads import LoadState, SaveState, SaveWeights
-from gateway.core.results import SaveResult
-from gateway.core.sessions import Session
+from gateway.core.results import LoadStateResult, SaveResult
+from gateway.core.sessions import Session, Snapshot
 from gateway.core.versions import Check, Event, Labels, Occasion, Version, VersionFilter, VersionKind, VersionState
 from gateway.store.columns import micros
 from tests.store.bench import REPORT, Bench, HandClock, new_version, open_bench
@@ -326,6 +326,31 @@ async def test_a_state_that_a_queued_operation_loads_is_not_deleted(bench: Bench
     await bench.submit(session, LoadState(version_id=saved.version_id, optimizer=True))
 
     assert await refusal(bench, saved.version_id, force=True) == "version_in_use"
+
+
+async def test_a_version_that_a_replay_would_load_again_counts_as_used_until_a_snapshot_lies_behind_it(
+    bench: Bench,
+) -> None:
+    session = await bench.open()
+    saved, other = await saved_state(bench, session), await saved_state(bench, session)
+    await bench.submit(session, LoadState(version_id=saved.version_id, optimizer=True))
+    work = await bench.claimed()
+
+    async def used(version_id: VersionId) -> bool:
+        async with bench.database.read() as unit:
+            return await unit.upkeep.is_used(version_id, at=bench.clock.now())
+
+    assert await used(saved.version_id)
+    loaded = LoadStateResult(version_id=saved.version_id, optimizer_step=1, discarded_gradient=False)
+    await bench.finish(work, loaded)
+    await delete(bench, saved.version_id, force=True)
+    assert await used(saved.version_id)
+    assert not await used(other.version_id)
+
+    async with bench.database.write() as unit:
+        snapshot = Snapshot(seq=work.operation.seq, location="snapshot")
+        await unit.work.snapshot_taken(work.lease, snapshot, made_with={})
+    assert not await used(saved.version_id)
 
 
 async def test_only_what_was_deleted_long_enough_ago_is_due_to_be_purged_and_purging_frees_its_bytes(

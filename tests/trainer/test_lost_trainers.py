@@ -14,7 +14,7 @@ from gateway.core.catalog import BaseModel
 from gateway.core.errors import Kind, Unavailable
 from gateway.core.ids import SessionId
 from gateway.core.operations import Status
-from gateway.core.payloads import OptimStep
+from gateway.core.payloads import LoadState, OptimStep, SaveState
 from gateway.core.results import Failure, OptimStepResult
 from gateway.core.sessions import Activity, Recovery, SessionStatus
 from gateway.store import LocalArtifacts
@@ -177,6 +177,23 @@ async def test_a_session_that_cannot_be_written_at_the_end_is_given_back_all_the
     expected = await fingerprint_of(world, fb(1), STEP)
     versions = await world.versions()
     assert [world.fingerprint(version) for version in versions[:2]] == [expected] * 2
+
+
+async def test_a_recovery_does_not_need_a_version_that_was_loaded_and_then_deleted(world: World) -> None:
+    session = await world.open()
+    await world.submit(session, fb(1), STEP, SaveState(group="policy"), fb(2), STEP)
+    trainer = world.trainer(ScriptedBackend(world.base))
+    await drain(trainer)
+    (state,) = await world.versions()
+    await world.submit(session, LoadState(version_id=state.id, optimizer=True), fb(3), STEP)
+    await drain(trainer)
+    world.artifacts.remove(state.location)
+    world.clock.advance(LEASE_S + 1)
+    await world.submit(session, save_lazily())
+
+    await drain(world.trainer(ScriptedBackend(world.base)))
+
+    assert await world.last_fingerprint() == await fingerprint_of(world, fb(1), STEP, fb(3), STEP)
 
 
 class Sticky(LocalArtifacts):

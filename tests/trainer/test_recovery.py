@@ -1,5 +1,8 @@
 """Lost trainers with the real backend on the real store: the recovered run has the bits of the uninterrupted one."""
 
+import errno
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from gateway.core.payloads import LoadState, LossFn, OptimStep, Payload, Publish
 from gateway.core.results import Failure, ForwardResult
 from gateway.core.versions import Labels
 from tests.trainer.builders import A, batch, forward, forward_backward, lora, policy_batch
-from tests.trainer.conftest import make_backend
+from tests.trainer.conftest import CPU, make_backend
 from tests.trainer.states import Bits, state_of
 from tests.trainer.test_backend import overflowing
 from tests.trainer.world import LEASE_S, World, drain
@@ -87,7 +90,14 @@ async def test_a_session_keeps_its_rules_whatever_the_next_trainer_is_set_to(wor
     assert threads == 1
 
 
-async def test_a_load_is_part_of_a_replay(world: World) -> None:
+class Unsnapshotted(PeftBackend):
+    """Whose disk takes versions, but no snapshots."""
+
+    def write_snapshot(self, session_id: SessionId, directory: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_load_is_part_of_a_replay_where_no_snapshot_could_be_written_after_it(world: World) -> None:
     session = await world.open(CONFIG)
     first = world.trainer(make_backend(world.base))
     await world.submit(session, RUN[0], STEP, SaveState(group="policy"), RUN[3])
@@ -95,7 +105,11 @@ async def test_a_load_is_part_of_a_replay(world: World) -> None:
     (state,) = await world.versions()
     load = LoadState(version_id=state.id, optimizer=True)
     await world.submit(session, load, RUN[4], STEP)
-    await drain(world.trainer(make_backend(world.base)))
+    full = Unsnapshotted(world.base, device=CPU, compute_dtype="float32", micro_batch_tokens=128)
+    await drain(world.trainer(full))
+    snapshot = (await world.session(session)).snapshot
+    assert snapshot is not None
+    assert snapshot.seq == 3
     world.clock.advance(LEASE_S + 1)
     last = make_backend(world.base)
     await world.submit(session, forward(batch(1)))

@@ -132,7 +132,9 @@ class Upkeep(Protocol):
         """Record that a gateway still works with deleted versions: their files must stay until then."""
         ...
 
-    async def is_used(self, version_id: VersionId, *, at: datetime) -> bool: ...
+    async def is_used(self, version_id: VersionId, *, at: datetime) -> bool:
+        """Whether a gateway works with the version, or a load reads it: one to come, or one that a replay repeats."""
+        ...
 
     async def purged(self, version_id: VersionId, *, at: datetime) -> None:
         """Record that the files are gone."""
