@@ -1,7 +1,8 @@
 """What durability costs: group commit with slow fsyncs.
 
 ``python -m tests.bench.store``: 64 submitters with every fsync delayed by 2.6 ms (strace), with group commit and with a
-commit per submit.
+commit per submit. Ends with 1 when there are fewer than 8 acknowledgements per fsync, or less than 5 times the
+throughput.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from tests.store.bench import HandClock, open_bench
 
 SUBMITTERS = 64
 FSYNC_US = 2600
+LEAST_ACKS_PER_FSYNC = 8.0
+LEAST_SPEED_UP = 5.0
 
 
 async def many_submit(url: str, directory: Path, *, rounds: int) -> dict[str, float]:
@@ -65,11 +68,16 @@ def main() -> None:
         print(json.dumps(asyncio.run(many_submit(url, arguments.directory, rounds=arguments.rounds))))
         return
     group, alone = (under_strace(mode, arguments.rounds) for mode in ("group", "alone"))
+    start = under_strace("group", 0)["fsyncs"]
+    per_fsync, speed_up = group["acks"] / (group["fsyncs"] - start), alone["seconds"] / group["seconds"]
     for name, found in (("group commit", group), ("commit per submit", alone)):
         rate = found["acks"] / found["seconds"]
         per_commit = found["acks"] / found["commits"]
-        print(f"{name:18} {rate:8.0f} acks/s, {per_commit:6.1f} per commit, {found['fsyncs']} fsyncs with the start")
-    print(f"speed-up {alone['seconds'] / group['seconds']:.1f}x with fsyncs of {FSYNC_US / 1000} ms")
+        print(f"{name:18} {rate:8.0f} acks/s, {per_commit:6.1f} per commit, {found['fsyncs'] - start:.0f} fsyncs")
+    print(f"{per_fsync:.1f} acks per fsync with group commit (at least {LEAST_ACKS_PER_FSYNC:g})")
+    print(f"speed-up {speed_up:.1f}x with fsyncs of {FSYNC_US / 1000} ms (at least {LEAST_SPEED_UP:g})")
+    if per_fsync < LEAST_ACKS_PER_FSYNC or speed_up < LEAST_SPEED_UP:
+        sys.exit("MISSED")
 
 
 if __name__ == "__main__":

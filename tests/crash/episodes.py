@@ -44,6 +44,7 @@ class Run:
     distances: dict[str, float]
     sample_distances: dict[str, float] = field(default_factory=dict[str, float])
     struck: Counter[Fault] = field(default_factory=Counter[Fault])
+    failed_calls: Counter[Fault] = field(default_factory=Counter[Fault])
     fates: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
 
@@ -130,6 +131,7 @@ async def run_plan(
         distances=distances,
         sample_distances=sample_distances,
         struck=striker.struck,
+        failed_calls=striker.failed_calls,
         fates=Counter({fate.value: count for fate, count in proxy.fates.items()}),
         seconds=time.monotonic() - started,
     )

@@ -1,9 +1,6 @@
 """Doing to a running stack what the plan says, at the moment it says."""
 
 import asyncio
-import os
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +8,7 @@ from contextlib import suppress
 from sqlalchemy.exc import SQLAlchemyError
 
 from tests.crash.driver import Driver
+from tests.crash.injection import fail_calls, family
 from tests.crash.oracles.sql import connected, rows
 from tests.crash.plan import Fault, Strike
 from tests.crash.processes import Stack
@@ -19,16 +17,18 @@ INJECTED_S = 0.6
 FULL_S = 1.5
 IN_USE = 20  # times a strike's delay, up to 2 s: what waited for the engine loads and samples meanwhile
 _RUNNING = "SELECT id FROM operations WHERE status = 'running' AND NOT staged"
-_WRITES = "pwrite64,write,ftruncate,fallocate"
+_SYNCS, _WRITES = "fsync,fdatasync", "pwrite64,pwritev,write,ftruncate,fallocate"
 _GATEWAY_ERRORS = frozenset({Fault.FSYNC_ERROR_GATEWAY, Fault.WRITE_ERROR_GATEWAY, Fault.NO_SPACE_GATEWAY})
+_DATABASE_FAULTS = frozenset({Fault.RESTART_DATABASE, Fault.FSYNC_ERROR_DATABASE, Fault.NO_SPACE_DATABASE})
 _TRAINER_FAULTS = frozenset({Fault.KILL_TRAINER, Fault.KILL_ALL})
 
 
 class Striker:
-    """Strikes a stack. ``struck`` counts what was done."""
+    """Strikes a stack. ``struck`` counts what was done, ``failed_calls`` the system calls that were made to fail."""
 
     def __init__(self, stack: Stack, driver: Driver) -> None:
         self.struck: Counter[Fault] = Counter()
+        self.failed_calls: Counter[Fault] = Counter()
         self.statuses: list[tuple[Fault, int | None]] = []
         self._stack = stack
         self._driver = driver
@@ -67,7 +67,7 @@ class Striker:
                 return self._stack.names("trainer")
             case Fault.KILL_ENGINE:
                 return ["engine"]
-            case Fault.RESTART_DATABASE | Fault.FULL_DISK:
+            case _ if fault in _DATABASE_FAULTS or fault is Fault.FULL_DISK:
                 return []
             case Fault.KILL_GATEWAY | Fault.TERM_GATEWAY:
                 return ["gateway"]
@@ -88,28 +88,36 @@ class Striker:
             case Fault.RESTART_DATABASE:
                 await asyncio.to_thread(stack.restart_database)
             case Fault.FSYNC_ERROR_GATEWAY | Fault.FSYNC_ERROR_TRAINER:
-                await self._inject(fault, "fsync,fdatasync", "EIO", only=None)
+                await self._inject(fault, _SYNCS, "EIO")
             case Fault.WRITE_ERROR_GATEWAY | Fault.WRITE_ERROR_TRAINER:
                 await self._inject(fault, _WRITES, "EIO", only="loopline.db")
             case Fault.NO_SPACE_GATEWAY | Fault.NO_SPACE_TRAINER:
                 await self._inject(fault, _WRITES, "ENOSPC", only="loopline.db")
+            case Fault.FSYNC_ERROR_DATABASE:
+                await self._inject(fault, _SYNCS, "EIO")
+            case Fault.NO_SPACE_DATABASE:
+                await self._inject(fault, _WRITES.replace("write,", ""), "ENOSPC")
             case Fault.FULL_DISK:
                 await self._fill()
 
-    async def _inject(self, fault: Fault, calls: str, errno: str, *, only: str | None) -> None:
-        """Make system calls of a running process fail for a moment."""
-        (name,) = self._aimed_at(fault)
-        command = ["strace", "-f", "-qq", "-o", os.devnull, "-p", str(self._stack.members[name].pid)]
-        if only is not None:
-            database = self._stack.data_dir / only
-            for suffix in ("", "-wal", "-shm", "-journal"):
-                command += ["-P", f"{database}{suffix}"]
-        command += ["-e", f"trace={calls}", "-e", f"inject={calls}:error={errno}"]
-        tracer = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
-        await asyncio.sleep(INJECTED_S)
-        with suppress(ProcessLookupError):
-            tracer.send_signal(signal.SIGINT)
-        await tracer.wait()
+    async def _inject(self, fault: Fault, calls: str, errno: str, *, only: str | None = None) -> None:
+        """Make system calls of a running process, or of the database's server, fail for a moment."""
+        stack = self._stack
+        if fault in _DATABASE_FAULTS:
+            assert stack.postgres is not None
+            pids = family(stack.postgres.process.pid)
+        else:
+            pids = [stack.members[name].pid for name in self._aimed_at(fault)]
+        suffixes = () if only is None else ("", "-wal", "-shm", "-journal")
+        self.failed_calls[fault] += await fail_calls(
+            pids,
+            calls,
+            errno,
+            seconds=INJECTED_S,
+            trace=stack.directory / "injected.strace",
+            only=[stack.data_dir / f"{only}{suffix}" for suffix in suffixes],
+        )
+        await asyncio.to_thread(stack.mend_database)
 
     async def _fill(self) -> None:
         """Leave no byte in the data directory's file system for a moment."""

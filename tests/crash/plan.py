@@ -32,6 +32,8 @@ class Fault(StrEnum):
     WRITE_ERROR_TRAINER = "write EIO in trainer"
     NO_SPACE_GATEWAY = "ENOSPC in gateway"
     NO_SPACE_TRAINER = "ENOSPC in trainer"
+    FSYNC_ERROR_DATABASE = "fsync EIO in database"
+    NO_SPACE_DATABASE = "ENOSPC in database"
     FULL_DISK = "full disk"
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psycopg
 
 import migrations
 from gateway.auth.keys import mint
@@ -177,6 +178,15 @@ class Stack:
         """Return when each of these processes has been started: what is not there cannot be struck."""
         while not all(self.members[name].pid for name in names):
             await asyncio.sleep(0.01)
+
+    def mend_database(self) -> None:
+        """Return when the database answers; one that ended by itself is started again."""
+        while self.postgres is not None:
+            if self.postgres.process.poll() is not None:
+                return self.start_database()
+            with suppress(psycopg.OperationalError):
+                return self.postgres.connect().close()
+            time.sleep(0.02)
 
     def kill(self, *names: str) -> None:
         """SIGKILL these running processes and all their children at once."""

@@ -60,7 +60,7 @@ def test_other_faults_lose_nothing_on_sqlite(options: Options) -> None:
 
 
 def test_other_faults_lose_nothing_on_postgresql(on_postgres: Options) -> None:
-    passes(kills.faults, 5, on_postgres)
+    passes(kills.faults, 6, on_postgres)
 
 
 def test_a_worker_that_was_paused_beyond_its_lease_commits_nothing(options: Options) -> None:

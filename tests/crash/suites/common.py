@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.crash.episodes import Run, Trouble, episode, references_of, unknowns
 from tests.crash.launchers import Launcher, WarmLauncher
-from tests.crash.plan import Plan
+from tests.crash.plan import Fault, Plan
 from tests.crash.processes import Setting
 from tests.crash.report import Verdict, progress
 from tests.tiny_model import FULL_VOCABULARY, ROOT, cached_tiny_model
@@ -129,7 +129,13 @@ class Episode:
 
 
 def counts_of(run: Run) -> Counter[str]:
-    return Counter({fault.value: count for fault, count in run.struck.items()}) + run.fates
+    struck = Counter({fault.value: count for fault, count in run.struck.items()})
+    return struck + run.fates + Counter({failed_calls(fault): count for fault, count in run.failed_calls.items()})
+
+
+def failed_calls(fault: Fault) -> str:
+    """Return under which name a tally counts the system calls that a fault made fail."""
+    return f"{fault.value}: calls that failed"
 
 
 def run_episodes(

@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.crash.plan import KILLS, Fault, Style, draw_plan
 from tests.crash.proxy import Odds
 from tests.crash.report import Verdict
-from tests.crash.suites.common import Episode, Options, Tally, run_episodes, summarise
+from tests.crash.suites.common import Episode, Options, Tally, failed_calls, run_episodes, summarise
 
 ROUNDS_PER_EPISODE = 20
 OPERATIONS_PER_ROUND = 12
@@ -84,11 +84,14 @@ def faults(rounds: int, options: Options, console: Console) -> Verdict:
     """Strike ``rounds`` times with what is not a kill: SIGTERM, I/O errors, no space, a database restart."""
     command = f"make faults N={rounds} SEED={options.seed} DB={options.database}"
     verdict = Verdict(title=f"{rounds} other faults on {options.database}", command=command)
-    pack = [Fault.TERM_TRAINER, Fault.TERM_GATEWAY, Fault.FSYNC_ERROR_GATEWAY, Fault.FSYNC_ERROR_TRAINER]
+    pack = [Fault.TERM_TRAINER, Fault.TERM_GATEWAY]
     if options.database == "postgres":
-        pack += [Fault.RESTART_DATABASE]
+        injected = [Fault.FSYNC_ERROR_TRAINER, Fault.FSYNC_ERROR_DATABASE, Fault.NO_SPACE_DATABASE]
+        pack += [*injected, Fault.RESTART_DATABASE]
     else:
-        pack += [Fault.WRITE_ERROR_GATEWAY, Fault.WRITE_ERROR_TRAINER, Fault.NO_SPACE_GATEWAY, Fault.NO_SPACE_TRAINER]
+        injected = [Fault.FSYNC_ERROR_GATEWAY, Fault.WRITE_ERROR_GATEWAY, Fault.NO_SPACE_GATEWAY]
+        injected += [Fault.FSYNC_ERROR_TRAINER, Fault.WRITE_ERROR_TRAINER, Fault.NO_SPACE_TRAINER]
+        pack += injected
     sizes = _split(rounds, ROUNDS_PER_EPISODE)
     tally = Tally()
     with small_disk(wanted=options.database == "sqlite") as disk:
@@ -113,6 +116,10 @@ def faults(rounds: int, options: Options, console: Console) -> Verdict:
         run_episodes(verdict, tally, seeds, make, console, options=options)
     for fault in pack:
         verdict.line(fault.value, tally.struck[fault.value])
+    for fault in injected if verdict.passed else ():
+        failed = tally.struck[failed_calls(fault)]
+        verdict.line(failed_calls(fault), failed, "> 0")
+        verdict.require(failed > 0 or not tally.struck[fault.value], f"{fault.value}: no call failed")
     if disk is None and options.database == "sqlite":
         verdict.line(Fault.FULL_DISK.value, "not run: no right to mount a tmpfs")
     summarise(verdict, tally)
