@@ -5,6 +5,7 @@ database connection is held while nothing happens.
 """
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -16,6 +17,7 @@ from gateway.core.ports import Database, UnitOfWork, Wakeups
 
 MAX_WAIT_S = 60.0
 _RECHECK_S = 5.0  # a lost wake-up costs at most this
+_log = logging.getLogger("gateway.futures")
 
 
 class Awaited(Protocol):
@@ -111,6 +113,9 @@ class Futures(Generic[Id, Work_co]):
                     final = await self._store(unit).final_among(list(self._waiters))
             except Unavailable:
                 final = ()  # the next look is at most _RECHECK_S away
+            except Exception:  # the edge of a background task: everybody who waits, now and later, waits for this loop
+                _log.exception("look_failed")
+                final = ()
             for id in final:
                 for waiter in self._waiters.get(id, ()):
                     if not waiter.done():

@@ -101,9 +101,9 @@ class SqliteWakeups:
 
     def _look(self) -> None:
         """Read the counter when any other connection has changed the file since the last look."""
-        if self._connection is None:
-            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=0)
         with suppress(sqlite3.OperationalError):  # busy for a moment, during recovery: the next look is near
+            if self._connection is None:
+                self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=0)
             data_version = self._pragma(self._connection, "data_version")
             if data_version != self._data_version:
                 value = self._pragma(self._connection, "user_version")

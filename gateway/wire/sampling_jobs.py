@@ -170,6 +170,8 @@ class SamplingJobs:
                     await unit.samples.renew(list(self._tasks), owner=self._owner, lease_s=LEASE_S)
             except Unavailable:
                 self._log.warning("sampling_leases_not_renewed")
+            except Exception:  # the edge of a background task: without it, all that runs here would be lost
+                self._log.exception("sampling_leases_not_renewed")
 
 
 _CANCELLED = Failure(kind=Kind.CONFLICT, code="sample_cancelled", message="this sample was cancelled")

@@ -19,6 +19,7 @@ from gateway.core.sampling import TokenCounts
 from gateway.core.usage import Meter
 from gateway.store import writer
 from gateway.store.client_tables import running_samples
+from gateway.store.samples import SqlSampleStore
 from gateway.wire import insisting, sampling_jobs
 from gateway.wire.metering import held
 from gateway.wire.sampling_jobs import Answer, Answered, SamplingJobs
@@ -75,6 +76,17 @@ class Work:
 async def declare_lost(books: Books) -> None:
     async with books.database.write() as unit:
         await unit.samples.lose(expired_by=books.clock.now())
+
+
+async def until_renewed(books: Books, sample_id: SampleId) -> None:
+    """Return when the lease is a whole one, by the clock that stands still."""
+    lease = select(running_samples.c.lease_until).where(running_samples.c.id == sample_id)
+    whole = books.clock.now() + timedelta(seconds=sampling_jobs.LEASE_S)
+
+    async def is_renewed() -> bool:
+        return await books.look(lambda c: c.execute(lease).scalar_one()) == whole
+
+    await until(is_renewed)
 
 
 async def written_off(books: Books) -> list[str]:
@@ -195,16 +207,31 @@ async def test_a_sample_whose_beginning_its_gateway_never_heard_of_is_lost_thoug
         async with books.database.write() as unit:  # the reply to this commit never came
             await unit.samples.begin(books.project_id, begun, lease_s=sampling_jobs.LEASE_S)
         assert await jobs.start(books.project_id, "key", "digest", Work(books)) == begun.id
-        renewed_until = books.clock.advance(sampling_jobs.LEASE_S) + timedelta(seconds=sampling_jobs.LEASE_S)
-
-        async def other_is_renewed() -> bool:
-            lease = select(running_samples.c.lease_until).where(running_samples.c.id == other_id)
-            return await books.look(lambda c: c.execute(lease).scalar_one()) == renewed_until
-
-        await until(other_is_renewed)
+        books.clock.advance(sampling_jobs.LEASE_S)
+        await until_renewed(books, other_id)
         await declare_lost(books)
         told = await jobs.wait(books.project_id, begun.id, 10)
         assert isinstance(told, Failure)
         assert told.code == "sample_lost"
         other.end.set()
         assert isinstance(await jobs.wait(books.project_id, other_id, 10), Answer)
+
+
+async def test_a_renewal_that_fails_is_not_the_last(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling_jobs, "RENEW_S", 0.01)
+    failed = asyncio.Event()
+
+    async def fail(*_: object, **__: object) -> None:
+        failed.set()
+        raise RuntimeError("a defect of ours")
+
+    async with running_jobs(books) as jobs:
+        work = Work(books)
+        with monkeypatch.context() as broken:
+            broken.setattr(SqlSampleStore, "renew", fail)
+            sample_id = await jobs.start(books.project_id, "key", "digest", work)
+            await failed.wait()
+        books.clock.advance(1)
+        await until_renewed(books, sample_id)
+        work.end.set()
+        assert isinstance(await jobs.wait(books.project_id, sample_id, 10), Answer)
