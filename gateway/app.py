@@ -160,6 +160,7 @@ async def _open(
             clock=clock,
             wait_s=SERVER_WAIT_S,
             allow_weak_durability=settings.allow_weak_durability,
+            create=True,
             ledger=keeps(sheet, clock, owner),
             limits=settings.limits,
         )

@@ -1,7 +1,7 @@
 """The database schema: one chain of Alembic migrations for SQLite and PostgreSQL.
 
-A database is used only at the newest revision. ``upgrade`` may run in several processes at once: one works, the others
-wait. Each migration commits as a whole or not at all.
+A database is used only at the newest revision. ``upgrade`` and ``settle`` may run in several processes at once: one
+works, the others wait. Each migration commits as a whole or not at all; an empty database gets all of them or none.
 """
 
 import fcntl
@@ -11,9 +11,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, create_engine, event, inspect, make_url, text
 from sqlalchemy.pool import NullPool
 
 _ADVISORY_LOCK = 0x6C6F6F70  # "loop": one number that only migrations take
@@ -26,32 +24,44 @@ def upgrade(url: str) -> None:
     Raises:
         ValueError: a URL of another kind.
     """
-    parsed = _checked_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        path = Path(str(parsed.database)).absolute()
+    with _alone(_checked_url(url)) as connection:
+        _upgrade(connection, empty=_is_empty(connection))
+
+
+def settle(url: str, *, create: bool) -> None:
+    """Wait for whoever migrates the database of ``url``; with ``create`` migrate it if it is empty.
+
+    Raises:
+        ValueError: a URL of another kind.
+    """
+    with _alone(_checked_url(url)) as connection:
+        if create and _is_empty(connection):
+            _upgrade(connection, empty=True)
+
+
+@contextmanager
+def _alone(url: URL) -> Iterator[Connection]:
+    """Connect while nobody else migrates."""
+    if url.get_backend_name() == "sqlite":
+        path = Path(str(url.database)).absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _file_lock(path.with_name(f"{path.name}.migrate-lock")), _connect(parsed) as connection:
-            _upgrade(connection)
+        with _file_lock(path.with_name(f"{path.name}.migrate-lock")), _connect(url) as connection:
+            yield connection
     else:
-        with _connect(parsed) as lock, _connect(parsed) as connection:
+        with _connect(url) as lock, _connect(url) as connection:
             lock.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _ADVISORY_LOCK})
             lock.commit()
-            _upgrade(connection)  # closing ``lock`` frees it
+            yield connection  # closing ``lock`` frees it
 
 
-def check(url: str) -> bool:
-    """Say whether the database exists and is at the newest revision. Creates nothing."""
-    parsed = _checked_url(url)
-    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-        return False
-    with _connect(parsed) as connection:
-        current = MigrationContext.configure(connection).get_current_heads()
-    return set(current) == set(ScriptDirectory.from_config(_config()).get_heads())
+def _is_empty(connection: Connection) -> bool:
+    with connection.begin():
+        return not inspect(connection).get_table_names()
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, *, empty: bool) -> None:
     config = _config()
-    config.attributes["connection"] = connection
+    config.attributes.update(connection=connection, at_once=empty)
     command.upgrade(config, "head")
 
 
@@ -94,4 +104,4 @@ def _file_lock(path: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["check", "upgrade"]
+__all__ = ["settle", "upgrade"]

@@ -5,7 +5,7 @@ from alembic import context
 context.configure(
     connection=context.config.attributes["connection"],
     transactional_ddl=True,
-    transaction_per_migration=True,
+    transaction_per_migration=not context.config.attributes["at_once"],
 )
 with context.begin_transaction():
     context.run_migrations()

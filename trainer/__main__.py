@@ -110,6 +110,7 @@ async def _serve(settings: TrainerSettings, base: BaseModel, tracer: Tracer, *, 
                         clock=clock,
                         wait_s=SERVER_WAIT_S,
                         allow_weak_durability=settings.allow_weak_durability,
+                        create=True,
                     )
                 )
             except (UnfitDatabase, Unavailable) as error:

@@ -1,7 +1,10 @@
 """The command line, put together."""
 
+import logging
+
 import typer
 
+from gateway import logs
 from gateway.cli import budgets, db, keys, ledger, limits, models, prices, projects, sessions, versions
 from gateway.cli.audit import audit
 from gateway.cli.common import AsJson, out, print_json
@@ -51,5 +54,6 @@ def create_cli() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit. What is logged goes to standard error, beside the result."""
+    logs.configure(level=logging.WARNING)
     create_cli()()

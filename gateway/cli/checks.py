@@ -1,6 +1,5 @@
 """The checks of `loopline doctor`. Each looks at one thing and never changes it."""
 
-import asyncio
 import enum
 import os
 import platform
@@ -13,11 +12,10 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-import migrations
 from gateway.core.errors import GatewayError
 from gateway.engines.cpu_plugin import plugin_status
 from gateway.settings import Settings
-from gateway.store import UnfitDatabase, WeakDurability, open_database
+from gateway.store import OtherSchema, UnfitDatabase, WeakDurability, open_database
 from gateway.supervisor.machine import installed_version
 from gateway.supervisor.ports import PortTaken, require_free
 from gateway.supervisor.records import RunDir
@@ -167,12 +165,9 @@ async def check_database(settings: Settings) -> Check:
     url = settings.resolved_database_url
     shown = make_url(url).render_as_string(hide_password=True)
     try:
-        current, weakness = await asyncio.to_thread(migrations.check, url), ""
-        try:
-            async with open_database(url, blob_dir=settings.blob_dir):
-                pass
-        except WeakDurability as error:
-            weakness = str(error)
+        weakness = await _weakness(url, settings.blob_dir)
+    except OtherSchema as error:
+        return Check(name="database", verdict=Verdict.WRONG, found=f"{shown} cannot be used", advice=str(error))
     except (SQLAlchemyError, GatewayError, UnfitDatabase, ValueError) as error:
         problem = str(error).strip().splitlines()[0]
         return Check(
@@ -180,13 +175,6 @@ async def check_database(settings: Settings) -> Check:
             verdict=Verdict.WRONG,
             found=f"{shown}: {problem}",
             advice="check that the server runs and that LOOPLINE_DATABASE_URL is right",
-        )
-    if not current:
-        return Check(
-            name="database",
-            verdict=Verdict.WRONG,
-            found=f"{shown} has an older schema",
-            advice="run: loopline db upgrade (`loopline up` does it, too)",
         )
     if weakness:
         return Check(
@@ -196,3 +184,13 @@ async def check_database(settings: Settings) -> Check:
             advice=weakness,
         )
     return Check(name="database", verdict=Verdict.OK, found=f"{shown}, schema up to date")
+
+
+async def _weakness(url: str, blob_dir: Path) -> str:
+    """Open the database; return what it may lose, and empty text when that is nothing."""
+    try:
+        async with open_database(url, blob_dir=blob_dir):
+            return ""
+    except WeakDurability as error:
+        async with open_database(url, blob_dir=blob_dir, allow_weak_durability=True):
+            return str(error)

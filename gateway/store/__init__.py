@@ -2,6 +2,15 @@
 
 from gateway.store.artifacts import LocalArtifacts
 from gateway.store.database import SERVER_WAIT_S, SqlDatabase, open_database
+from gateway.store.schema import OtherSchema
 from gateway.store.unfit import UnfitDatabase, WeakDurability
 
-__all__ = ["SERVER_WAIT_S", "LocalArtifacts", "SqlDatabase", "UnfitDatabase", "WeakDurability", "open_database"]
+__all__ = [
+    "SERVER_WAIT_S",
+    "LocalArtifacts",
+    "OtherSchema",
+    "SqlDatabase",
+    "UnfitDatabase",
+    "WeakDurability",
+    "open_database",
+]

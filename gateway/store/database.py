@@ -24,6 +24,7 @@ from gateway.store.blobs import prepare
 from gateway.store.failures import is_away, is_full
 from gateway.store.no_ledger import NoLedger
 from gateway.store.postgres import open_postgres
+from gateway.store.schema import require_schema
 from gateway.store.sqlite import open_sqlite
 from gateway.store.transaction import Transaction
 from gateway.store.trips import Work
@@ -184,10 +185,12 @@ async def open_database(
     clock: Clock | None = None,
     wait_s: float = 0.0,
     allow_weak_durability: bool = False,
+    create: bool = False,
     ledger: LedgerFactory | None = None,
     limits: Limits | None = None,
 ) -> AsyncIterator[SqlDatabase]:
-    """Connect to a migrated database; large blobs go to files under ``blob_dir``.
+    """Connect to a migrated database (with ``create`` an empty one is migrated); large blobs go to files under
+    ``blob_dir``.
 
     A server that is not up yet (it may be replaying its log after a crash) is waited for, ``wait_s`` seconds. With
     ``allow_weak_durability`` a server that may lose acknowledged commits is used all the same, with a warning. Without
@@ -197,7 +200,7 @@ async def open_database(
     Raises:
         Unavailable: the database is away.
         UnfitDatabase: the URL is of another kind or the file none of a database; as WeakDurability, the server or file
-            would not keep what it acknowledges.
+            would not keep what it acknowledges; as OtherSchema, its tables are not those of this code.
     """
     parsed = _parsed(url)
     clock = clock or SystemClock()
@@ -218,7 +221,9 @@ async def open_database(
             if isinstance(error, OperationalError) and is_away(error):
                 raise Unavailable(reason, code="database_unavailable") from error
             raise UnfitDatabase(reason) from error
-        yield SqlDatabase(transactions, ledger or NoLedger, limits or {}, blob_dir)
+        database = SqlDatabase(transactions, ledger or NoLedger, limits or {}, blob_dir)
+        await require_schema(database, url, create=create)
+        yield database
 
 
 def _parsed(url: str) -> URL:

@@ -151,7 +151,7 @@ def test_doctor_fails_on_an_old_schema(tmp_path: Path) -> None:
     (tmp_path / "loopline.db").touch()
     status, found = checks("--data-dir", str(tmp_path))
     assert (status, found["database"]["verdict"]) == (1, "wrong")
-    assert found["database"]["advice"].startswith("run: loopline db upgrade")
+    assert found["database"]["advice"].startswith("the database has no tables of Loopline: run `loopline db upgrade`")
 
 
 def test_a_prepared_directory_is_put_into_the_catalogue_under_one_roof(tmp_path: Path, tiny_directory: Path) -> None:

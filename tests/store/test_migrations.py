@@ -1,5 +1,7 @@
 """The migrations: they build what the code expects, on both databases, once, whoever starts first."""
 
+import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +17,14 @@ from sqlalchemy import (
     create_engine,
     inspect,
     make_url,
+    text,
 )
 from sqlalchemy.pool import NullPool
 
 import migrations
 from billing.tables import metadata as ledger
-from gateway.store.tables import metadata
+from gateway.store import OtherSchema, open_database
+from gateway.store.tables import REVISION, metadata
 from tests.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
@@ -98,25 +102,108 @@ def test_migrations_build_exactly_the_tables_of_the_code(
     assert len(partial) == 18
 
 
-def test_a_database_is_at_head_after_an_upgrade_and_not_before(empty_url: str) -> None:
-    before = migrations.check(empty_url)
+def test_a_database_is_at_the_newest_revision_after_one_upgrade_or_two(empty_url: str) -> None:
     migrations.upgrade(empty_url)
     migrations.upgrade(empty_url)
 
-    assert (before, migrations.check(empty_url)) == (False, True)
+    with connect(empty_url) as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == REVISION
 
 
-def test_checking_creates_nothing(tmp_path: Path) -> None:
-    assert migrations.check(f"sqlite:///{tmp_path}/new/loopline.db") is False
-    assert list(tmp_path.iterdir()) == []
+def test_the_code_knows_the_newest_migration() -> None:
+    newest = max((ROOT / "migrations" / "versions").glob("*.py")).stem.partition("_")[0]
+    assert newest == REVISION
 
 
-def test_processes_that_start_together_migrate_once(empty_url: str) -> None:
-    script = "import sys, migrations; migrations.upgrade(sys.argv[1])"
-    processes = [subprocess.Popen([sys.executable, "-c", script, empty_url], cwd=ROOT) for _ in range(2)]
+OPENS = """
+import asyncio, logging, sys
+from pathlib import Path
+from gateway.store import open_database
 
-    assert [process.wait(timeout=60) for process in processes] == [0, 0]
-    assert migrations.check(empty_url)
+logging.basicConfig(level=logging.INFO)
+
+async def main():
+    async with open_database(sys.argv[1], blob_dir=Path(sys.argv[2]), create=True) as database:
+        assert await database.apply(lambda unit: unit.keys.ensure_project("one"))
+
+asyncio.run(main())
+"""
+
+
+def test_of_many_processes_that_start_on_an_empty_database_one_migrates_and_all_work(
+    empty_url: str, tmp_path: Path
+) -> None:
+    if (path := make_url(empty_url).database) and "sqlite" in empty_url:
+        Path(path).parent.mkdir(parents=True)
+    upgrades = ["import logging, sys, migrations; logging.basicConfig(level=20); migrations.upgrade(sys.argv[1])"] * 2
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, empty_url, str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        for script in [OPENS, *upgrades, *[OPENS] * 3]
+    ]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+
+    assert [process.returncode for process in processes] == [0] * 6, said
+    assert "".join(said).count("Running upgrade") == int(REVISION)
+
+
+def stamp(url: str, revision: str) -> None:
+    with connect(url) as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    ("revision", "says"),
+    [
+        ("0001", "older schema 0001: run `loopline db upgrade`"),
+        ("9999", "newer version of Loopline: install that (schema 9999"),
+    ],
+)
+async def test_a_database_of_another_schema_is_refused_and_left_as_it_is(
+    url: str, revision: str, says: str, tmp_path: Path
+) -> None:
+    stamp(url, revision)
+    try:
+        with pytest.raises(OtherSchema, match=re.escape(says)):
+            async with open_database(url, blob_dir=tmp_path, create=True):
+                pass
+        with connect(url) as connection:
+            assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == revision
+    finally:
+        stamp(url, REVISION)
+
+
+async def test_only_what_serves_makes_tables_and_only_in_an_empty_database(empty_url: str, tmp_path: Path) -> None:
+    if "sqlite" in empty_url:
+        Path(str(make_url(empty_url).database)).parent.mkdir(parents=True)
+    with pytest.raises(OtherSchema, match="has no tables of Loopline: run `loopline db upgrade`"):
+        async with open_database(empty_url, blob_dir=tmp_path):
+            pass
+    with connect(empty_url) as connection:
+        connection.execute(text("CREATE TABLE somebodys (id INTEGER)"))
+        connection.commit()
+    with pytest.raises(OtherSchema, match="no tables"):
+        async with open_database(empty_url, blob_dir=tmp_path, create=True):
+            pass
+    with connect(empty_url) as connection:
+        assert inspect(connection).get_table_names() == ["somebodys"]
+
+
+async def test_a_start_waits_for_a_migration_that_is_going_on(empty_url: str, tmp_path: Path) -> None:
+    """Whoever upgrades holds the lock throughout; a start that came in between must see its end."""
+    migrations.upgrade(empty_url)
+    stamp(empty_url, "0001")
+    with migrations._alone(migrations._checked_url(empty_url)) as migrating:  # pyright: ignore[reportPrivateUsage]
+        opening = open_database(empty_url, blob_dir=tmp_path)
+        opened = asyncio.create_task(opening.__aenter__())
+        finished, _ = await asyncio.wait({opened}, timeout=0.5)
+        assert not finished
+        with migrating.begin():
+            migrating.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": REVISION})
+    await opened
+    await opening.__aexit__(None, None, None)
 
 
 def test_another_kind_of_url_is_refused_without_its_password() -> None:

@@ -17,6 +17,7 @@ from gateway.cli.checks import Verdict, check_database
 from gateway.core.errors import Unavailable
 from gateway.settings import Settings
 from gateway.store import UnfitDatabase, WeakDurability, open_database
+from gateway.store.tables import REVISION
 from tests.postgres import TEMPLATE, PostgresServer
 
 PROGRAMS = {"gateway": ["-m", "gateway"], "trainer": ["-m", "trainer", "--backend", "scripted"]}
@@ -144,13 +145,18 @@ async def test_doctor_says_what_a_weak_database_may_lose_also_where_that_is_want
     assert strict.advice.startswith("PostgreSQL runs with synchronous_commit=off; set it to on")
 
 
-def started(program: str, data_dir: Path, **env: str) -> tuple[int, list[str]]:
-    """Run ``program`` to its end; return its exit status and the lines that it wrote."""
+def environment(data_dir: Path, **env: str) -> dict[str, str]:
+    """Return what a process runs with that serves ``data_dir``, which gets a catalogue."""
     (data_dir / "run").mkdir(exist_ok=True)
     (data_dir / "run" / "catalog.toml").write_text(CATALOG)
+    return {**os.environ, "LOOPLINE_DATA_DIR": str(data_dir), "LOOPLINE_PORT": "0", **env}
+
+
+def started(program: str, data_dir: Path, **env: str) -> tuple[int, list[str]]:
+    """Run ``program`` to its end; return its exit status and the lines that it wrote."""
     done = subprocess.run(
         [sys.executable, *PROGRAMS[program]],
-        env={**os.environ, "LOOPLINE_DATA_DIR": str(data_dir), "LOOPLINE_PORT": "0", **env},
+        env=environment(data_dir, **env),
         capture_output=True,
         text=True,
         timeout=60,
@@ -184,3 +190,33 @@ def test_a_process_says_in_a_line_which_setting_is_wrong(program: str, tmp_path:
     assert "LOOPLINE_OBJECT_STORE: String should match" in reason
     assert "LOOPLINE_TRACES: Input should be a valid boolean" in reason
     assert "secret-bucket" not in reason
+
+
+def test_gateway_and_trainers_that_start_together_on_an_empty_database_migrate_it_once_and_are_ready(
+    tmp_path: Path,
+) -> None:
+    commands = [PROGRAMS["trainer"], PROGRAMS["gateway"], PROGRAMS["trainer"]]
+    running = [
+        subprocess.Popen(
+            [sys.executable, *command], env=environment(tmp_path), stderr=subprocess.PIPE, text=True, process_group=0
+        )
+        for command in commands
+    ]
+    lines: list[str] = []
+    try:
+        for process in running:
+            assert process.stderr is not None
+            for line in process.stderr:
+                lines.append(line)
+                if json.loads(line)["event"] in ("ready", "trainer_ready"):
+                    break
+            else:
+                pytest.fail("".join(lines))
+        for process in running:
+            process.terminate()
+        lines += [process.communicate(timeout=60)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert "".join(lines).count("Running upgrade") == int(REVISION)

@@ -514,7 +514,7 @@ async def test_a_server_that_comes_up_late_is_waited_for(postgres: PostgresServe
     assert binaries is not None
     stop_postgres(await asyncio.to_thread(start_postgres, reachable, binaries))
     url = f"postgresql+psycopg://postgres@/postgres?host={reachable}"
-    opening = open_database(url, blob_dir=reachable / "blobs", wait_s=60.0)
+    opening = open_database(url, blob_dir=reachable / "blobs", wait_s=60.0, create=True)
     opened = asyncio.create_task(opening.__aenter__())
     server = await asyncio.to_thread(start_postgres, reachable, binaries)
     try:
