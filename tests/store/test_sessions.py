@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.core.errors import Conflict, Invalid, NotFound
+from gateway.core.errors import Conflict, Invalid, NotFound, Unavailable
 from gateway.core.operations import Status
 from gateway.core.payloads import OperationKind, OptimStep, SaveWeights
 from gateway.core.results import Failure
-from gateway.core.sessions import Activity, OrderRule, SessionStatus
+from gateway.core.sessions import Activity, OrderRule, Session, SessionStatus
 from gateway.store import SqlDatabase
 from gateway.store.lora import lora_columns, lora_of
 from tests.store.bench import (
@@ -46,6 +46,33 @@ async def test_a_session_comes_back_as_it_was_added(bench: Bench) -> None:
         assert await unit.sessions.by_name(bench.project_id, "Ünïcode 名") == session
         assert await unit.sessions.by_idempotency_key(bench.project_id, "k") == (session, "d1")
         assert await unit.sessions.by_idempotency_key(bench.project_id, "other") is None
+
+
+async def test_a_sessions_idempotency_key_is_its_projects_for_a_day(bench: Bench, database: SqlDatabase) -> None:
+    stranger = await open_bench(database, bench.clock, "stranger")
+
+    async def opened(by: Bench) -> Session:
+        session = new_session(by.project_id, by.key_id, bench.clock.now())
+        async with database.write() as unit:
+            await unit.sessions.add(session, idempotency_key="k", request_digest="d")
+        return session
+
+    async def known(by: Bench) -> Session | None:
+        async with database.read() as unit:
+            found = await unit.sessions.by_idempotency_key(by.project_id, "k")
+        return None if found is None else found[0]
+
+    first, theirs = await opened(bench), await opened(stranger)
+    assert [await known(bench), await known(stranger)] == [first, theirs]
+    bench.clock.advance(24 * 3600 - 1)
+    assert await known(bench) == first
+    with pytest.raises(Unavailable) as taken:
+        await opened(bench)
+    assert taken.value.code == "request_in_progress"
+    bench.clock.advance(1)
+    assert await known(bench) is None
+    second = await opened(bench)
+    assert await known(bench) == second != first
 
 
 def test_a_row_from_before_rslora_has_the_plain_scale() -> None:

@@ -94,6 +94,18 @@ async def test_an_idempotency_key_is_remembered_for_a_day_and_may_then_be_used_a
     assert (after.seq, after.id != first.id) == (2, True)
 
 
+async def test_projects_that_use_one_idempotency_key_do_not_meet(bench: Bench, database: SqlDatabase) -> None:
+    stranger = await open_bench(database, bench.clock, "stranger")
+    mine, theirs = await bench.open(), await stranger.open()
+
+    first = await bench.submit(mine, forward_backward(), idempotency_key="k")
+    other = await stranger.submit(theirs, forward_backward(first=2), idempotency_key="k")
+
+    assert (other.session_id, other.id != first.id) == (theirs.id, True)
+    assert (await bench.submit(mine, forward_backward(), idempotency_key="k")).id == first.id
+    assert (await stranger.submit(theirs, forward_backward(first=2), idempotency_key="k")).id == other.id
+
+
 async def test_one_idempotency_key_raced_in_two_sessions_is_used_once(bench: Bench) -> None:
     sessions = [await bench.open() for _ in range(2)]
 

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import OperationalError
 
 import migrations
+from gateway.core.clock import SystemClock
 from gateway.core.errors import Unavailable
 from gateway.core.ports import UnitOfWork
 from gateway.store import SqlDatabase, UnfitDatabase, open_database
@@ -501,6 +503,18 @@ async def test_a_server_that_went_away_is_unavailable_and_then_works_again(
 
         await (await open_bench(database, clock)).open()  # the pool notices
         assert await asyncio.wait_for(database.wakeups.wait(seen, 30), 5) != seen  # the listener reconnects
+
+
+@pytest.mark.parametrize("hours", [3, -3])
+async def test_a_process_runs_with_the_servers_time_whatever_its_machines_clock_shows(
+    postgres: PostgresServer, postgres_url: str, tmp_path: Path, hours: int
+) -> None:
+    clock = SystemClock(wall=lambda: datetime.now(UTC) + timedelta(hours=hours))
+    async with open_database(postgres_url, blob_dir=tmp_path, clock=clock):
+        with postgres.connect() as connection:
+            row = connection.execute("SELECT clock_timestamp()").fetchone()
+        assert row is not None
+        assert abs(clock.now() - row[0]) < timedelta(seconds=10)
 
 
 async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
