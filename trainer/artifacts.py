@@ -7,6 +7,7 @@ trainer that lost its lease cannot write where the next one does. These function
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gateway.core.disk import read_failed
 from gateway.core.errors import Internal
 from gateway.core.ids import VersionId
 from gateway.core.manifest import Manifest
@@ -42,6 +43,7 @@ def save_version(
 
     Raises:
         GatewayError: the backend cannot write this version.
+        Unavailable: an upload that it is made of cannot be read now.
     """
     location = f"{version_id}-{lease.epoch}"
     upload = payload.source if isinstance(payload, SaveWeights) else None
@@ -115,6 +117,10 @@ def read_snapshot(artifacts: Artifacts, backend: TrainingBackend, session: Sessi
 
     Raises:
         CorruptArtifact, CorruptState: it is not what was written.
+        Unavailable: the store is away, or the disk cannot be read.
     """
     artifacts.verify(snapshot.location, None)
-    backend.restore(session.id, session.lora, artifacts.path(snapshot.location), session.rules)
+    try:
+        backend.restore(session.id, session.lora, artifacts.path(snapshot.location), session.rules)
+    except OSError as error:
+        raise read_failed(error) from error

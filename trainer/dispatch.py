@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import assert_never
 
 from gateway.core.canary import Canary
-from gateway.core.disk import write_failed
+from gateway.core.disk import read_failed, write_failed
 from gateway.core.errors import GatewayError, Internal, Invalid
 from gateway.core.payloads import (
     Forward,
@@ -141,6 +141,8 @@ def apply(
                     loaded = backend.load_state(session.id, stored.directory, optimizer=payload.optimizer)
             except CorruptState as error:
                 raise Internal(f"version {payload.version_id} cannot be read", code="corrupt_state") from error
+            except OSError as error:
+                raise read_failed(error) from error
             return Done(
                 outcome=LoadStateResult(
                     version_id=payload.version_id,

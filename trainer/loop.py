@@ -7,6 +7,7 @@ otherwise it is rebuilt from its last snapshot and the log, which gives the same
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 import structlog
@@ -28,6 +29,7 @@ from trainer.heartbeat import beat
 from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
 from trainer.out_of_memory import ran_out_of_memory, short_of_memory
+from trainer.patience import Patience
 from trainer.progress import Watch
 from trainer.recovery import Recovery, RecoveryFailed
 from trainer.residents import Resident, Residents
@@ -72,7 +74,10 @@ class Trainer:
         self._limits = limits
         self._stopping = stopping
         self._tracer = tracer or Unrecorded()
-        self._recovery = Recovery(backend=backend, kernels=kernels, log=log, artifacts=artifacts)
+        self._patience = Patience(stopping)
+        self._recovery = Recovery(
+            backend=backend, kernels=kernels, log=log, artifacts=artifacts, patience=self._patience
+        )
         self._residents = Residents()
         self._scoring = Scoring(scorer=backend.scorer, kernels=kernels, log=log, artifacts=artifacts, clock=clock)
         self._events = structlog.stdlib.get_logger("trainer")
@@ -156,8 +161,14 @@ class Trainer:
             started = perf_counter()
             done = await self._execute(work)
             seconds = perf_counter() - started
-        except (StaleLease, Unavailable):
+        except StaleLease:
             raise
+        except Unavailable as error:  # we waited for the artefact store or the database, and are to stop
+            self._events.warning("operation_given_back", reason=error.message)
+            span.fail("given_back")
+            await self._drop(work.session.id)
+            await self._log.give_back(work)
+            return
         except RecoveryFailed as error:
             self._events.error("recovery_failed", exc_info=error)
             span.fail("recovery_failed")
@@ -214,16 +225,10 @@ class Trainer:
         if isinstance(payload, SaveWeights | SaveState):
             version_id, seq = new_version_id(), work.operation.seq
             try:
-                return await self._kernels.run(
-                    lambda: save_version(
-                        self._artifacts,
-                        self._backend,
-                        session,
-                        payload,
-                        version_id=version_id,
-                        lease=work.lease,
-                        seq=seq,
-                    )
+                save = partial(save_version, self._artifacts, self._backend, session, payload)
+                return await self._patience.wait_for(
+                    "artifacts",
+                    lambda: self._kernels.run(lambda: save(version_id=version_id, lease=work.lease, seq=seq)),
                 )
             except OSError as error:
                 self._events.error("save_failed", exc_info=error)

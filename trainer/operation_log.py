@@ -11,7 +11,6 @@ from typing import TypeVar
 import structlog
 
 from gateway.core.clock import Clock
-from gateway.core.errors import Unavailable
 from gateway.core.ids import SessionId, VersionId
 from gateway.core.operations import Operation, Progress, Status
 from gateway.core.payloads import OperationKind, Payload
@@ -22,10 +21,10 @@ from gateway.core.sessions import ComputeRules, Session, Snapshot
 from gateway.core.usage import UsageFact
 from gateway.core.versions import NewVersion, Version, VersionFilter, VersionKind
 from gateway.processes import is_gone
+from trainer.patience import Patience
 
 T = TypeVar("T")
 _PAGE, _NEWEST = 500, 50
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _WINDOW_ENDING = frozenset({OperationKind.OPTIM_STEP, OperationKind.LOAD_STATE})
 _REPLAYED = _WINDOW_ENDING | {OperationKind.FORWARD_BACKWARD}
 
@@ -41,7 +40,7 @@ class OperationLog:
         self._owner = owner
         self._base_model = base_model
         self._lease_s = lease_s
-        self._stopping = stopping
+        self._patience = Patience(stopping)
         self._log = structlog.stdlib.get_logger("trainer")
 
     async def claim(self, resident: Collection[SessionId]) -> Work | None:
@@ -118,6 +117,10 @@ class OperationLog:
         """The session is in memory and the operation starts now. Raises StaleLease."""
         await self._write(lambda unit: unit.work.begin(work, rules=rules, made_with=made_with, note=note))
 
+    async def give_back(self, work: Work) -> None:
+        """Release the session; what ``work`` would run stays to be run. Raises StaleLease."""
+        await self._write(lambda unit: unit.work.give_back(work))
+
     async def release(self, lease: Lease) -> None:
         await self._write(lambda unit: unit.work.release(lease))
 
@@ -175,23 +178,11 @@ class OperationLog:
             async with self._database.read() as unit:
                 return await action(unit)
 
-        return await self._patiently(attempt)
+        return await self._patience.wait_for("database", attempt)
 
     async def _write(self, action: Callable[[UnitOfWork], Awaitable[T]]) -> T:
         async def attempt() -> T:
             async with self._database.write() as unit:
                 return await action(unit)
 
-        return await self._patiently(attempt)
-
-    async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                return await attempt()
-            except Unavailable as error:
-                if self._stopping.is_set():
-                    raise
-                self._log.warning("database_unavailable", reason=error.message, retry_in_s=pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return await self._patience.wait_for("database", attempt)

@@ -246,7 +246,7 @@ class PeftBackend:
         masters = self._bank.tensors(session_id)
         try:
             saved = stage.masters(stage.read_adapter(directory), tenant.lora)
-        except (OSError, ValueError, KeyError) as error:
+        except (FileNotFoundError, ValueError, KeyError) as error:
             raise CorruptState(f"the adapter cannot be read: {error}") from error
         if {name: tensor.shape for name, tensor in saved.items()} != {name: m.shape for name, m in masters.items()}:
             raise CorruptState("the adapter has other tensors than the session")

@@ -3,9 +3,10 @@
 Nothing is billed and no result is written again. Bodies come from the log, so the same machine computes the same bits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TypeVar
 
 import structlog
 
@@ -21,7 +22,9 @@ from trainer.backend import CorruptState, TrainingBackend
 from trainer.kernels import Kernels
 from trainer.operation_log import OperationLog
 from trainer.out_of_memory import ran_out_of_memory
+from trainer.patience import Patience
 
+T = TypeVar("T")
 MAX_LOSSES = 5
 SHOW_EVERY_S = 1.0
 
@@ -41,11 +44,14 @@ class RecoveryFailed(Exception):
 class Recovery:
     """Makes sessions resident."""
 
-    def __init__(self, *, backend: TrainingBackend, kernels: Kernels, log: OperationLog, artifacts: Artifacts) -> None:
+    def __init__(
+        self, *, backend: TrainingBackend, kernels: Kernels, log: OperationLog, artifacts: Artifacts, patience: Patience
+    ) -> None:
         self._backend = backend
         self._kernels = kernels
         self._log = log
         self._artifacts = artifacts
+        self._patience = patience
         self._survived: dict[SessionId, int] = {}  # losses as of rebuilds that memory ran out for: no loss was added
         self._events = structlog.stdlib.get_logger("trainer")
 
@@ -56,6 +62,7 @@ class Recovery:
             Invalid: the base model has no such layers to train.
             RecoveryFailed: a stored state cannot be read, a replay did not succeed, or it killed too many trainers.
             StaleLease: somebody else took over meanwhile.
+            Unavailable: the process is to stop while the artefact store is away.
             MemoryError, RuntimeError: memory ran out; the next attempt is no further loss.
         """
         session, seq = work.session, work.session.snapshot.seq if work.session.snapshot else 0
@@ -99,12 +106,13 @@ class Recovery:
 
         Raises:
             NotFound, Internal: there is no such version, or it is corrupt.
+            Unavailable: the process is to stop while the artefact store is away.
         """
         if not isinstance(payload, LoadState):
             return None
         version = await self._log.version(session, payload.version_id)
         try:
-            await self._kernels.run(lambda: self._artifacts.verify(version.location, version.manifest_sha256))
+            await self._reading(lambda: self._artifacts.verify(version.location, version.manifest_sha256))
         except CorruptArtifact as error:
             raise Internal(f"version {version.address} cannot be read", code="corrupt_state") from error
         return dispatch.Stored(directory=self._artifacts.path(version.location), kind=version.kind)
@@ -120,7 +128,7 @@ class Recovery:
         if snapshot is None:
             await self._kernels.run(lambda: self._backend.open(session.id, session.lora, session.rules))
         else:
-            await self._kernels.run(lambda: read_snapshot(self._artifacts, self._backend, session, snapshot))
+            await self._reading(lambda: read_snapshot(self._artifacts, self._backend, session, snapshot))
 
     async def _replay(self, session: Session, operation: Operation) -> None:
         if operation.status is Status.FAILED:  # an optim_step or load_state: all it did was to end the window
@@ -131,7 +139,11 @@ class Recovery:
             raise ValueError(f"{operation.id} is a save; the log does not replay those")
         stored = await self.stored(session, payload)
         then = replace(session, window_broken_by=None)  # the operation completed: its window was whole
-        await self._kernels.run(lambda: dispatch.apply(self._backend, then, payload, stored))
+        await self._reading(lambda: dispatch.apply(self._backend, then, payload, stored))
+
+    async def _reading(self, call: Callable[[], T]) -> T:
+        """Run what reads artefacts; it changes nothing while they cannot be read."""
+        return await self._patience.wait_for("artifacts", lambda: self._kernels.run(call))
 
 
 def _difference(then: Mapping[str, str] | None, now: Mapping[str, str], replayed: Sequence[Operation]) -> str | None:

@@ -239,5 +239,5 @@ def _read(directory: Path) -> _State:
     try:
         record: dict[str, Any] = json.loads((directory / _STATE_NAME).read_bytes())
         return _State(**record)
-    except (OSError, ValueError, TypeError) as error:
+    except (FileNotFoundError, ValueError, TypeError) as error:
         raise CorruptState(f"session state cannot be read: {error}") from error

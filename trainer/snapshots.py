@@ -66,12 +66,13 @@ def read_lora(directory: Path) -> LoraConfig:
     """Return the config of the session that wrote this state.
 
     Raises:
-        CorruptState: the record is missing or unreadable.
+        CorruptState: the record is missing or none.
+        OSError: the disk cannot be read.
     """
     try:
         record: dict[str, Any] = json.loads((directory / RECORD_NAME).read_bytes())
         return LoraConfig(**record["lora"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise CorruptState(f"session state cannot be read: {error}") from error
 
 
@@ -79,12 +80,13 @@ def read(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> State:
     """Read what ``write`` wrote for an adapter with tensors of ``shapes``.
 
     Raises:
-        CorruptState: a file is missing or unreadable, or names, shapes or types are not exactly the expected ones.
+        CorruptState: a file is missing, or contents, names, shapes or types are not exactly the expected ones.
+        OSError: the disk cannot be read.
     """
     try:
         record: dict[str, Any] = json.loads((directory / RECORD_NAME).read_bytes())
         tensors = read_tensors(directory / TENSORS_NAME)
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise CorruptState(f"session state cannot be read: {error}") from error
     if record.get("format") != _FORMAT:
         raise CorruptState(f"session state has format {record.get('format')!r}, expected {_FORMAT}")

@@ -26,17 +26,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
-        if (found := _OS_ERROR.search(str(error))) is not None:
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+        _raise_os_error(error, path)
         raise
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Raises UnreadableTensors."""
+    """Raises UnreadableTensors, or OSError when the disk cannot be read."""
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (FileNotFoundError, SafetensorError) as error:
+        _raise_os_error(error, path)
         raise UnreadableTensors(f"{path.name} cannot be read: {error}") from error
+
+
+def _raise_os_error(error: Exception, path: Path) -> None:
+    """Raise the OSError that safetensors put into words, if it did."""
+    if isinstance(error, SafetensorError) and (found := _OS_ERROR.search(str(error))) is not None:
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
 
 @dataclass(frozen=True, slots=True)

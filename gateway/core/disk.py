@@ -1,10 +1,11 @@
-"""What a disk that takes no more is to the caller."""
+"""What a disk that takes no more, or gives no more, is to the caller."""
 
 import errno
 
 from gateway.core.errors import Unavailable
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 
 
 def disk_full() -> Unavailable:
@@ -16,3 +17,13 @@ def write_failed(error: OSError) -> Unavailable:
     if error.errno in _FULL:
         return disk_full()
     return Unavailable("the server's disk could not be written; nothing was recorded", code="storage_error")
+
+
+def is_missing(error: OSError) -> bool:
+    """Whether the file is not there. Any other error of reading says nothing about what is."""
+    return error.errno in _MISSING
+
+
+def read_failed(error: OSError) -> Unavailable:
+    """Return what a failed read of a file that is there is to the caller: it may work later."""
+    return Unavailable(f"the server's disk could not be read ({error.strerror})", code="disk_unreadable")

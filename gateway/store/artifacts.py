@@ -15,6 +15,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from gateway.core.disk import is_missing, read_failed
+from gateway.core.errors import Unavailable
 from gateway.core.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest
 from gateway.core.ports import CorruptArtifact
 from gateway.store.files import fsync_directory, fsync_file
@@ -47,11 +49,14 @@ class LocalArtifacts:
 
         Raises:
             CorruptArtifact: it is missing, or another one.
+            Unavailable: the disk cannot be read.
         """
         try:
             text = (self.path(location) / MANIFEST_NAME).read_bytes()
         except OSError as error:
-            raise CorruptArtifact(f"{location}: no readable manifest ({error.strerror})") from error
+            if is_missing(error):
+                raise CorruptArtifact(f"{location}: no manifest ({error.strerror})") from error
+            raise read_failed(error) from error
         if manifest_sha256 not in (None, hashlib.sha256(text).hexdigest()):
             raise CorruptArtifact(f"{location}: the manifest is not the one that was recorded")
         try:
@@ -64,12 +69,15 @@ class LocalArtifacts:
 
         Raises:
             CorruptArtifact: something is missing, differs, or does not belong.
+            Unavailable: the disk cannot be read.
         """
         manifest, directory = self.fetch(location, manifest_sha256), self.path(location)
         try:
             found = {name: entry for name, entry in describe_files(directory).items() if name != MANIFEST_NAME}
         except OSError as error:
-            raise CorruptArtifact(f"{location}: a file cannot be read ({error.strerror})") from error
+            if is_missing(error):
+                raise CorruptArtifact(f"{location}: a file is missing ({error.strerror})") from error
+            raise read_failed(error) from error
         _compare(location, found, manifest.files)
         return manifest
 
@@ -134,7 +142,7 @@ class LocalArtifacts:
             try:
                 self.verify(location, manifest_sha256)
                 return
-            except CorruptArtifact:
+            except (CorruptArtifact, Unavailable):
                 self.remove(location)
             temporary.chmod(0o755)
             temporary.rename(self.path(location))

@@ -67,6 +67,15 @@ class SqlLeaseStore:
         if given_back:
             self._transaction.announce()
 
+    async def give_back(self, work: Work) -> None:
+        await self.fenced(work.lease)
+        await self._transaction.write(
+            update(operations)
+            .where(and_(operations.c.id == work.operation.id, operations.c.status == Status.RUNNING))
+            .values(attempts=work.losses)
+        )
+        await self.release(work.lease)
+
     async def recovering(self, lease: Lease, *, seq: int, losses: int) -> None:
         """As the port says. Nobody is woken for it."""
         changed = await self._transaction.write(

@@ -20,6 +20,7 @@ from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from gateway.core.disk import write_failed
 from gateway.core.errors import Unavailable
 from gateway.core.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from gateway.core.ports import CorruptArtifact
@@ -76,7 +77,7 @@ class ObjectArtifacts:
         self._copies.note_use(location)
         try:
             return self._cache.fetch(location, manifest_sha256)
-        except CorruptArtifact:
+        except (CorruptArtifact, Unavailable):
             self._bring(location, manifest_sha256)
         return self._cache.fetch(location, manifest_sha256)
 
@@ -85,7 +86,7 @@ class ObjectArtifacts:
         self._copies.note_use(location)
         try:
             return self._cache.verify(location, manifest_sha256)
-        except CorruptArtifact:
+        except (CorruptArtifact, Unavailable):
             self._bring(location, manifest_sha256)
         return self._cache.verify(location, manifest_sha256)
 
@@ -170,7 +171,7 @@ class ObjectArtifacts:
 
         Raises:
             CorruptArtifact: the store has no such artefact, or another one.
-            Unavailable: it is away.
+            Unavailable: it is away, or this machine's disk takes no copy.
         """
         self._cache.path(location)
         try:
@@ -197,6 +198,8 @@ class ObjectArtifacts:
             raise _away() from error
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"{location}: the manifest cannot be read: {error}") from error
+        except OSError as error:
+            raise write_failed(error) from error
 
     def _objects(self, below: str = "") -> Iterator[tuple[str, datetime]]:
         pages: Any = self._s3.get_paginator("list_objects_v2").paginate(

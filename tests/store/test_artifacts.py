@@ -1,11 +1,13 @@
 """Artefacts appear complete and checksummed, or not at all."""
 
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gateway.core.canary import Canary
+from gateway.core.errors import Unavailable
 from gateway.core.manifest import MANIFEST_NAME, FileEntry, Manifest
 from gateway.core.ports import CorruptArtifact
 from gateway.store.artifacts import LocalArtifacts, describe_files
@@ -105,6 +107,20 @@ def test_any_damage_is_found(artifacts: LocalArtifacts, damage: Callable[[Path],
 
     with pytest.raises(CorruptArtifact):
         artifacts.verify(LOCATION, sha256)
+
+
+def test_a_disk_that_cannot_be_read_just_now_has_lost_nothing(artifacts: LocalArtifacts) -> None:
+    manifest, sha256 = write(artifacts)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # EMFILE
+    try:
+        for read in (artifacts.fetch, artifacts.verify):
+            with pytest.raises(Unavailable, match="could not be read"):
+                read(LOCATION, sha256)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert artifacts.verify(LOCATION, sha256) == manifest
 
 
 @pytest.mark.parametrize("location", ["", "../x", "a/b", "A", "a.b", "a\n", "a" * 201])

@@ -60,6 +60,10 @@ class WorkStore(Protocol):
 
     async def release(self, lease: Lease) -> None: ...
 
+    async def give_back(self, work: Work) -> None:
+        """Release the session with its operation not run: that is no loss. Raises StaleLease."""
+        ...
+
     async def owners(self, base_model: str) -> Sequence[str]:
         """Return who holds leases of live sessions."""
         ...
