@@ -16,7 +16,7 @@ from gateway.core.ids import SessionId
 from gateway.core.operations import Status
 from gateway.core.payloads import LoadState, OptimStep, SaveState
 from gateway.core.results import Failure, OptimStepResult
-from gateway.core.sessions import Activity, Recovery, SessionStatus
+from gateway.core.sessions import Activity, ComputeRules, LoraConfig, Recovery, SessionStatus
 from gateway.store import LocalArtifacts
 from tests.trainer.test_loop import STEP, fb, fingerprint_of, save_lazily
 from tests.trainer.world import LEASE_S, World, drain
@@ -83,6 +83,43 @@ async def test_a_recovery_is_visible_in_the_session_until_it_is_over(world: Worl
     assert (during.activity, during.recovery) == (Activity.RECOVERING, Recovery(seq=0, losses=0))
     after = await world.session(session)
     assert (after.activity, after.recovery) == (Activity.IDLE, None)
+
+
+class Recording(ScriptedBackend):
+    """Remembers which sessions were brought into memory, in order."""
+
+    def __init__(self, base: BaseModel) -> None:
+        super().__init__(base)
+        self.brought: list[SessionId] = []
+
+    def open(self, session_id: SessionId, lora: LoraConfig, rules: ComputeRules | None = None) -> None:
+        self.brought.append(session_id)
+        super().open(session_id, lora, rules)
+
+    def restore(
+        self, session_id: SessionId, lora: LoraConfig, directory: Path, rules: ComputeRules | None = None
+    ) -> None:
+        self.brought.append(session_id)
+        super().restore(session_id, lora, directory, rules)
+
+
+async def test_of_twenty_sessions_only_those_that_have_work_are_rebuilt(world: World) -> None:
+    sessions = [await world.open() for _ in range(20)]
+    for session in sessions:
+        await world.submit(session, fb(1))
+    lost = Recording(world.base)
+    await drain(world.trainer(lost))  # 8 stay in memory, 12 are parked
+    world.clock.advance(LEASE_S + 1)
+    active = [sessions[place] for place in (1, 11, 18)]
+    for session in active:
+        await world.submit(session, STEP)
+    backend = Recording(world.base)
+
+    assert await drain(world.trainer(backend)) == 3
+
+    assert sorted(lost.brought) == sorted(session.id for session in sessions)
+    assert sorted(backend.brought) == sorted(session.id for session in active)
+    assert [(await world.session(session)).optimizer_step for session in active] == [1, 1, 1]
 
 
 class Newer(ScriptedBackend):
