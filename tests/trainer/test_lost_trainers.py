@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.core.canary import Canary
 from gateway.core.catalog import BaseModel
@@ -130,17 +131,19 @@ class Newer(ScriptedBackend):
         return {"backend": "scripted", "torch": "9"}
 
 
-async def test_a_replay_by_another_version_is_told_in_the_session(world: World) -> None:
+async def test_a_replay_by_another_version_is_told_in_the_session_and_in_the_log(world: World) -> None:
     session = await world.open()
     await world.submit(session, fb(1), STEP)
     await drain(world.trainer(ScriptedBackend(world.base)))
     world.clock.advance(LEASE_S + 1)
     await world.submit(session, fb(2))
 
-    await drain(world.trainer(Newer(world.base)))
+    with capture_logs() as logged:
+        await drain(world.trainer(Newer(world.base)))
 
     note = (await world.session(session)).replay_note
-    assert note == ("operations 1 to 2 were replayed with torch 9 instead of none: bits may differ from the first run")
+    assert note == "operations 1 to 2 were replayed with torch 9 instead of none: bits may differ from the first run"
+    assert [each["note"] for each in logged if each["event"] == "replayed_by_other_versions"] == [note]
 
 
 async def test_a_session_that_was_parked_before_an_upgrade_is_not_replayed_and_nothing_is_told(world: World) -> None:

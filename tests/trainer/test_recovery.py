@@ -3,8 +3,10 @@
 import errno
 from pathlib import Path
 
+import peft
 import pytest
 import torch
+import transformers
 
 from gateway.core.ids import SessionId
 from gateway.core.operations import Status
@@ -88,6 +90,25 @@ async def test_a_session_keeps_its_rules_whatever_the_next_trainer_is_set_to(wor
     assert state_of(other, session.id) == alone(make_backend(world.base, micro_batch_tokens=64), *RUN)
     assert state_of(other, session.id) != alone(make_backend(world.base, micro_batch_tokens=8192), *RUN)
     assert threads == 1
+
+
+async def test_a_session_keeps_what_computed_it_device_precision_and_the_installed_libraries(world: World) -> None:
+    session = await world.open(CONFIG)
+    await world.submit(session, RUN[0])
+    await drain(world.trainer(make_backend(world.base)))
+
+    kept = (await world.session(session)).made_with
+    assert kept is not None
+    device = kept["device"]
+    assert device.startswith("cpu ")
+    assert kept == {
+        "device": device,
+        "compute_dtype": "float32",
+        "head_dtype": "float32",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "peft": peft.__version__,
+    }
 
 
 class Unsnapshotted(PeftBackend):
