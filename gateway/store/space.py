@@ -1,6 +1,6 @@
 """Room on disk: new work is refused while there is still some left for what was already acknowledged.
 
-Results, ledger and snapshots of accepted work are written into the reserve; so a full disk stops submissions and saves,
+Results and ledger of accepted work are written into the reserve; so a full disk stops submissions, saves and snapshots,
 not the work in the log, and everything goes on by itself once there is room again.
 """
 
