@@ -301,7 +301,7 @@ class Trainer:
         try:
             await self._kernels.run(lambda: self._artifacts.remove(location))
         except (OSError, Unavailable) as error:
-            self._events.warning("removal_failed", location=location, exc_info=error)
+            self._events.warning("removal_failed", location=location, reason=str(error))
 
     async def _park(self, resident: Resident) -> None:
         """Move a session to disk: whoever claims it next goes on from there."""

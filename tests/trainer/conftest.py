@@ -11,10 +11,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import migrations
 from gateway.core.catalog import BaseModel
 from gateway.store import open_database
+from tests.postgres import postgres
+from tests.store.conftest import postgres_url, shared_postgres_url
 from tests.trainer.builders import tiny_base
 from tests.trainer.world import HandClock, World, make_world
 from trainer.kernels import Kernels
 from trainer.peft_backend import PeftBackend, configure_torch
+
+__all__ = ["postgres", "postgres_url", "shared_postgres_url"]
+
+ON_BOTH = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 
 SMALL = LlamaConfig(
     vocab_size=512,
@@ -92,10 +98,17 @@ def kernels() -> Iterator[Kernels]:
 
 
 @pytest.fixture
-async def world(migrated: Path, base: BaseModel, kernels: Kernels, tmp_path: Path) -> AsyncIterator[World]:
+def database_url(request: pytest.FixtureRequest, migrated: Path, tmp_path: Path) -> str:
+    """A migrated database without rows: a SQLite file, or what ``ON_BOTH`` asks for."""
+    if getattr(request, "param", "sqlite") == "postgresql":
+        return request.getfixturevalue("postgres_url")
     shutil.copy(migrated, tmp_path / "loopline.db")
+    return f"sqlite:///{tmp_path / 'loopline.db'}"
+
+
+@pytest.fixture
+async def world(database_url: str, base: BaseModel, kernels: Kernels, tmp_path: Path) -> AsyncIterator[World]:
     clock = HandClock()
-    url = f"sqlite:///{tmp_path / 'loopline.db'}"
-    async with open_database(url, blob_dir=tmp_path / "blobs", clock=clock) as database:
+    async with open_database(database_url, blob_dir=tmp_path / "blobs", clock=clock) as database:
         await kernels.run(lambda: configure_torch(threads=1))
         yield await make_world(database, kernels, clock, base, tmp_path / "artifacts")

@@ -19,10 +19,13 @@ from gateway.core.payloads import LoadState, OptimStep, SaveState
 from gateway.core.results import Failure, OptimStepResult
 from gateway.core.sessions import Activity, ComputeRules, LoraConfig, Recovery, SessionStatus
 from gateway.store import LocalArtifacts
+from tests.trainer.conftest import ON_BOTH
 from tests.trainer.test_loop import STEP, fb, fingerprint_of, save_lazily
 from tests.trainer.world import LEASE_S, World, drain
 from trainer.kernels import Kernels
 from trainer.scripted import ScriptedBackend
+
+pytestmark = ON_BOTH
 
 
 async def test_trainers_that_are_lost_before_they_begin_an_operation_do_not_count_against_it(world: World) -> None:

@@ -14,7 +14,7 @@ from gateway.core.payloads import LoadState, LossFn, OptimStep, Payload, Publish
 from gateway.core.results import Failure, ForwardResult
 from gateway.core.versions import Labels
 from tests.trainer.builders import A, batch, forward, forward_backward, lora, policy_batch
-from tests.trainer.conftest import CPU, make_backend
+from tests.trainer.conftest import CPU, ON_BOTH, make_backend
 from tests.trainer.states import Bits, state_of
 from tests.trainer.test_backend import overflowing
 from tests.trainer.world import LEASE_S, World, drain
@@ -61,6 +61,7 @@ async def run_with_losses(world: World, lost_after: set[int], **limits: float) -
     return backend, session.id
 
 
+@ON_BOTH
 @pytest.mark.parametrize("snapshot_after_s", [1e9, 0.0], ids=["replay", "snapshots"])
 @pytest.mark.parametrize("lost_after", [{4}, {1, 2, 5}, {7}], ids=str)
 async def test_a_run_that_lost_its_trainers_ends_bit_equal(
@@ -118,6 +119,7 @@ class Unsnapshotted(PeftBackend):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@ON_BOTH
 async def test_a_load_is_part_of_a_replay_where_no_snapshot_could_be_written_after_it(world: World) -> None:
     session = await world.open(CONFIG)
     first = world.trainer(make_backend(world.base))

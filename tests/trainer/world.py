@@ -1,4 +1,4 @@
-"""The trainer's loop on the real SQLite store: sessions, submitted work, and trainers that can be lost."""
+"""The trainer's loop on a real store: sessions, submitted work, and trainers that can be lost."""
 
 import asyncio
 from dataclasses import dataclass, field
