@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sqlalchemy import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.core.bodies import Body
@@ -21,7 +21,7 @@ from gateway.core.limits import Limits
 from gateway.core.payloads import Payload
 from gateway.core.ports import Wakeups
 from gateway.store.blobs import prepare
-from gateway.store.failures import is_away, is_full
+from gateway.store.failures import is_away, is_full, was_abandoned
 from gateway.store.no_ledger import NoLedger
 from gateway.store.postgres import open_postgres
 from gateway.store.schema import require_schema
@@ -173,7 +173,9 @@ def _translated() -> Generator[None]:
         if not is_away(error):
             raise
         raise Unavailable("the database is away; try again", code="database_unavailable") from error
-    except PoolTimeout as error:
+    except (PoolTimeout, InternalError) as error:
+        if isinstance(error, InternalError) and not was_abandoned(error):
+            raise
         raise Unavailable("the database is away; try again", code="database_unavailable") from error
 
 

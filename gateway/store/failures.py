@@ -3,7 +3,7 @@
 import sqlite3
 
 import psycopg.errors
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InternalError, OperationalError
 
 _SQLITE_AWAY = frozenset(
     {
@@ -23,6 +23,11 @@ _SQLITE_AWAY = frozenset(
 def is_away(error: OperationalError) -> bool:
     """Say whether the same statement may work later. SQLite calls a wrong statement an operational error too."""
     return not isinstance(error.orig, sqlite3.OperationalError) or _primary(error.orig) in _SQLITE_AWAY
+
+
+def was_abandoned(error: InternalError) -> bool:
+    """Say whether the server ended a transaction because its process had said nothing for too long."""
+    return isinstance(error.orig, psycopg.errors.IdleInTransactionSessionTimeout)
 
 
 def is_busy(error: OperationalError) -> bool:

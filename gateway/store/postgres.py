@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import structlog
-from sqlalchemy import URL
+from sqlalchemy import URL, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from gateway.core.clock import Clock, SystemClock
 from gateway.store.transaction import Transaction
@@ -21,6 +23,7 @@ from gateway.store.wakeups import CHANNEL, PostgresWakeups
 T = TypeVar("T")
 CONNECTIONS = 10  # per process; a default server allows 100
 OVERFLOW = 5
+ABANDONED_S = 10.0  # the server ends a transaction then whose process says nothing: it may be stopped, with its locks
 _RETRY_S = 0.5
 _REQUIRED = {"fsync": {"on"}, "full_page_writes": {"on"}, "synchronous_commit": {"on", "remote_apply", "local"}}
 
@@ -105,6 +108,7 @@ async def open_postgres(
         pool_pre_ping=True,  # the server may have restarted
         execution_options={"preserve_rowcount": True},
     )
+    event.listen(engine.sync_engine, "connect", _bound_silence)
     _, arguments = engine.dialect.create_connect_args(url)
     wakeups = PostgresWakeups(arguments)
     try:
@@ -116,6 +120,13 @@ async def open_postgres(
     finally:
         await wakeups.close()
         await engine.dispose()
+
+
+def _bound_silence(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"SET idle_in_transaction_session_timeout = {ABANDONED_S * 1000:.0f}")
+    cursor.close()
+    connection.commit()
 
 
 async def _until_up(engine: AsyncEngine, wait_s: float) -> None:

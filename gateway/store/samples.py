@@ -60,7 +60,7 @@ class SqlSampleStore:
             raise missing("sample", sample_id)
         return running
 
-    async def add(self, project_id: ProjectId, sample: StoredSample) -> None:
+    async def add(self, project_id: ProjectId, sample: StoredSample) -> bool:
         require_storable(sample.key, "Idempotency-Key")
         now = self._transaction.clock.now()
         await self._transaction.write(
@@ -80,9 +80,11 @@ class SqlSampleStore:
             "content_digest": await self._blobs.put(project_id, sample.content),
             "created_at": now,
         }
-        await self._transaction.insert_new(samples, row)
+        return bool(await self._transaction.insert_new(samples, row))
 
-    async def begin(self, project_id: ProjectId, sample: RunningSample, *, lease_s: float) -> RunningSample:
+    async def begin(
+        self, project_id: ProjectId, sample: RunningSample, *, lease_s: float
+    ) -> RunningSample | StoredSample:
         require_storable(sample.key, "Idempotency-Key")
         row = {
             "id": sample.id,
@@ -92,10 +94,16 @@ class SqlSampleStore:
             "owner": sample.owner,
             "lease_until": self._transaction.clock.now() + timedelta(seconds=lease_s),
         }
-        if await self._transaction.insert_new(running_samples, row):
+        while not await self._transaction.insert_new(running_samples, row):
+            known = await self._running(running_samples.c.idempotency_key == sample.key, project_id)
+            if known is not None:  # else it ended since
+                return known
+        # Only now: a call under the key that ends meanwhile is in one of the two tables when the row is in.
+        answered = await self.by_idempotency_key(project_id, sample.key)
+        if answered is None:
             return sample
-        known = await self._running(running_samples.c.idempotency_key == sample.key, project_id)
-        return sample if known is None else known
+        await self._transaction.write(delete(running_samples).where(running_samples.c.id == sample.id))
+        return answered
 
     async def end(self, project_id: ProjectId, sample_id: SampleId, content: bytes, *, owner: str) -> bool:
         mine = and_(
@@ -111,9 +119,9 @@ class SqlSampleStore:
         if not ended:
             return bool(await self._transaction.rows(select(samples.c.id).where(samples.c.id == sample_id)))
         key, digest = ended[0]["idempotency_key"], ended[0]["request_digest"]
-        await self.add(project_id, StoredSample(id=sample_id, key=key, request_digest=digest, content=content))
+        stored = StoredSample(id=sample_id, key=key, request_digest=digest, content=content)
         self._transaction.announce()
-        return True
+        return await self.add(project_id, stored)
 
     async def renew(self, ids: Sequence[SampleId], *, owner: str, lease_s: float) -> None:
         lease_until = self._transaction.clock.now() + timedelta(seconds=lease_s)

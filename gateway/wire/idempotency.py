@@ -63,11 +63,10 @@ async def keep_answer(unit: UnitOfWork, project_id: ProjectId, sample: StoredSam
     Raises:
         Conflict: as ``stored_answer``.
     """
+    if await unit.samples.add(project_id, sample):
+        return sample.content
     earlier = _checked(await unit.samples.by_idempotency_key(project_id, sample.key), sample.request_digest)
-    if earlier is not None:
-        return earlier
-    await unit.samples.add(project_id, sample)
-    return sample.content
+    return sample.content if earlier is None else earlier
 
 
 def reused() -> Conflict:

@@ -180,6 +180,23 @@ async def test_a_sample_runs_once_and_is_answered_once(bench: Bench) -> None:
     assert stored.content == b"tokens"
 
 
+async def test_a_sample_that_was_answered_since_its_key_was_looked_up_does_not_run_again(bench: Bench) -> None:
+    sample = RunningSample(id=new_sample_id(), key="k", request_digest="d" * 64, owner="gateway-a")
+    repeated = replace(sample, id=new_sample_id(), owner="gateway-b")
+    async with bench.database.write() as unit:
+        await unit.samples.begin(bench.project_id, sample, lease_s=10)
+    async with bench.database.write() as unit:
+        assert await unit.samples.by_idempotency_key(bench.project_id, "k") is None
+        assert await unit.samples.end(bench.project_id, sample.id, b"tokens", owner="gateway-a")
+
+        known = await unit.samples.begin(bench.project_id, repeated, lease_s=10)
+
+        assert isinstance(known, StoredSample)
+        assert (known.id, known.content) == (sample.id, b"tokens")
+        with pytest.raises(NotFound):
+            await unit.samples.get(bench.project_id, repeated.id)
+
+
 async def test_a_sample_that_its_gateway_no_longer_renews_is_lost_for_good_once_that_is_declared(bench: Bench) -> None:
     lost, kept = (
         RunningSample(id=new_sample_id(), key=key, request_digest="d" * 64, owner="gateway-a") for key in "lk"

@@ -201,8 +201,8 @@ def sample(content: bytes) -> StoredSample:
 async def test_the_first_answer_to_a_key_stays(bench: Bench, size: int) -> None:
     first = sample(b"1" * size)
     async with bench.database.write() as unit:
-        await unit.samples.add(bench.project_id, first)
-        await unit.samples.add(bench.project_id, sample(b"second"))
+        assert await unit.samples.add(bench.project_id, first)
+        assert not await unit.samples.add(bench.project_id, sample(b"second"))
 
     async with bench.database.read() as unit:
         assert await unit.samples.by_idempotency_key(bench.project_id, "k") == first

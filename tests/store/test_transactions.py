@@ -20,6 +20,7 @@ import migrations
 from gateway.core.clock import SystemClock
 from gateway.core.errors import Unavailable
 from gateway.core.ports import UnitOfWork
+from gateway.core.sessions import Session
 from gateway.store import SqlDatabase, UnfitDatabase, open_database
 from gateway.store import writer as writer_module
 from gateway.store.sqlite import SqliteTransactions
@@ -503,6 +504,32 @@ async def test_a_server_that_went_away_is_unavailable_and_then_works_again(
 
         await (await open_bench(database, clock)).open()  # the pool notices
         assert await asyncio.wait_for(database.wakeups.wait(seen, 30), 5) != seen  # the listener reconnects
+
+
+async def test_a_process_that_stops_within_a_transaction_keeps_nobody_from_its_rows(
+    postgres_url: str, tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.store.postgres.ABANDONED_S", 0.3)
+    async with open_database(postgres_url, blob_dir=tmp_path / "blobs", clock=clock) as database:
+        bench = await open_bench(database, clock)
+        session = await bench.open()
+
+        async def stop(unit: UnitOfWork) -> Session:
+            return await unit.sessions.stop(bench.project_id, session.id, clock.now())
+
+        others: list[Session] = []
+
+        async def freeze() -> None:
+            async with database.write() as frozen:  # says nothing more until the other one is done
+                await stop(frozen)
+                async with asyncio.timeout(10):
+                    others.append(await asyncio.create_task(database.apply(stop)))
+
+        with pytest.raises(Unavailable):
+            await freeze()
+
+        async with database.read() as unit:
+            assert [await unit.sessions.get(bench.project_id, session.id)] == others
 
 
 @pytest.mark.parametrize("hours", [3, -3])

@@ -191,14 +191,19 @@ class SampleStore(Protocol):
 
     async def by_idempotency_key(self, project_id: ProjectId, key: str) -> StoredSample | None: ...
 
-    async def add(self, project_id: ProjectId, sample: StoredSample) -> None: ...
+    async def add(self, project_id: ProjectId, sample: StoredSample) -> bool:
+        """Store an answer; False: another one is there under its key, and stays."""
+        ...
 
     async def get(self, project_id: ProjectId, sample_id: SampleId) -> StoredSample | RunningSample:
         """Raises NotFound: there is none, or it was answered more than 24 h ago."""
         ...
 
-    async def begin(self, project_id: ProjectId, sample: RunningSample, *, lease_s: float) -> RunningSample:
-        """Record a call that is about to run under its idempotency key; return the one that runs there already."""
+    async def begin(
+        self, project_id: ProjectId, sample: RunningSample, *, lease_s: float
+    ) -> RunningSample | StoredSample:
+        """Record a call that is about to run under its idempotency key; return the one that runs there already, or
+        the answer that is there, if so."""
         ...
 
     async def end(self, project_id: ProjectId, sample_id: SampleId, content: bytes, *, owner: str) -> bool:
