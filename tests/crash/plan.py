@@ -13,6 +13,9 @@ from typing import Any
 LORA = {"rank": 4, "alpha": 8.0, "train_attn": True, "train_mlp": True, "train_unembed": False}
 TINKER_LORA = {"rank": 8, "alpha": 32.0}  # that dialect's alpha is 32, whatever the rank
 PROBE_LENGTH = 24
+# Above what float32 rounding does to a gradient's entries (up to 1e-4 of a LONG pass's): a first step of AdamW moves an
+# entry that is far above eps by the whole rate, whatever its size, so one that is only rounding would be a coin's throw.
+ADAM_EPS = 1e-2
 _OVERFLOW = -1e30  # a sampler log-probability that makes the ratio infinite
 
 
@@ -191,7 +194,7 @@ class _Draft:
     def step(self, failure: str | None = None) -> None:
         adam = {
             "learning_rate": self.rng.choice([3e-4, 1e-3]),
-            "eps": 1e-6,  # far above rounding noise: a reference must not differ by the sign of a zero
+            "eps": ADAM_EPS,
             "weight_decay": self.rng.choice([0.0, 0.01]),
             "grad_clip_norm": self.rng.choice([0.0, 1.0, 5.0]),
         }

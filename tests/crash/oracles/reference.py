@@ -146,14 +146,20 @@ class ReferenceTrainer:
         """Apply every step; the probe's log-probabilities are one list per datum."""
         weights: dict[int, Mapping[str, Tensor]] = {}
         for step in self._plan.steps[:-1]:
-            self._apply(step)
+            self.apply(step)
             if step.verb == "save_weights":
                 weights[step.seq] = self._saved[-1].weights
         with torch.no_grad():
             probe = [self._logprobs(datum).tolist() for datum in self._plan.probe.body["data"]]
         return Reference(model=self._model, scale=self._scale, probe=probe, saved=weights)
 
-    def _apply(self, step: Step) -> None:
+    @property
+    def window(self) -> dict[str, Tensor] | None:
+        """The gradient that the next step would use; None: there is none."""
+        return self._state.window
+
+    def apply(self, step: Step) -> None:
+        """Do what ``step`` asks for; one that must fail changes nothing but the window."""
         state = self._state
         match step.verb:
             case "forward_backward" if step.failure is None:
