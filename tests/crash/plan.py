@@ -13,8 +13,8 @@ from typing import Any
 LORA = {"rank": 4, "alpha": 8.0, "train_attn": True, "train_mlp": True, "train_unembed": False}
 TINKER_LORA = {"rank": 8, "alpha": 32.0}  # that dialect's alpha is 32, whatever the rank
 PROBE_LENGTH = 24
-# Above what float32 rounding does to a gradient's entries (up to 1e-4 of a LONG pass's): a first step of AdamW moves an
-# entry that is far above eps by the whole rate, whatever its size, so one that is only rounding would be a coin's throw.
+# Above what float32 rounding does to a gradient's entries (1e-4 in a LONG pass). AdamW's first step moves an entry
+# far above eps by the whole rate, whatever its size: one that is nothing but rounding would be a coin's throw.
 ADAM_EPS = 1e-2
 _OVERFLOW = -1e30  # a sampler log-probability that makes the ratio infinite
 
