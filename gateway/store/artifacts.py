@@ -81,19 +81,19 @@ class LocalArtifacts:
         _compare(location, found, manifest.files)
         return manifest
 
-    def stage(self, location: str) -> Path:
+    def stage(self, location: str, *, size_bytes: int = 0) -> Path:
         """Return a new empty directory, on the same file system, to write ``location`` in.
 
         What an earlier, crashed attempt at the same location left is removed.
 
         Raises:
             FileExistsError: the location is committed already.
-            OSError: ENOSPC, the disk is so full that only its reserve is left.
+            OSError: ENOSPC, the disk is so full that ``size_bytes`` more would use its reserve.
         """
         final = self.path(location)
         if final.exists():
             raise FileExistsError(f"artifact {location} exists and never changes")
-        if short_of_space(self._root):
+        if short_of_space(self._root, size_bytes):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
         temporary = self._root / _STAGING / location
         if temporary.exists():

@@ -45,6 +45,10 @@ class SqlBlobStore:
             await asyncio.to_thread(_write, self._transaction.blob_dir, project_id, content)
         return digest
 
+    async def accept(self, project_id: ProjectId, content: bytes) -> str:
+        require_space(self._transaction.blob_dir, len(content))
+        return await self.put(project_id, content)
+
     async def add(self, project_id: ProjectId, body: Body) -> None:
         """As the port says. Should the collector have taken a large body's file meanwhile, it is written again here."""
         require_space(self._transaction.blob_dir, len(body.content))

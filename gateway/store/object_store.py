@@ -90,8 +90,8 @@ class ObjectArtifacts:
             self._bring(location, manifest_sha256)
         return self._cache.verify(location, manifest_sha256)
 
-    def stage(self, location: str) -> Path:
-        return self._cache.stage(location)
+    def stage(self, location: str, *, size_bytes: int = 0) -> Path:
+        return self._cache.stage(location, size_bytes=size_bytes)
 
     def commit(self, temporary: Path, manifest: Manifest) -> str:
         """As the port says; the store has everything before the directory here is final.

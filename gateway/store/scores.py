@@ -50,7 +50,7 @@ class SqlScoreStore:
             "version_id": request.version_id,
             "status": Status.QUEUED.value,
             "request_digest": request_digest,
-            "payload_digest": await self._blobs.put(project_id, encode_score_request(request)),
+            "payload_digest": await self._blobs.accept(project_id, encode_score_request(request)),
             "idempotency_key": idempotency_key,
             "attempts": 0,
             "created_at": now,

@@ -22,6 +22,7 @@ MEDIA_TYPES = frozenset({"application/x-tar", "application/gzip", "application/o
 _RAW_NAME = "archive"
 _SLACK_BYTES = 1 << 20  # headers and padding of an archive
 _CHUNK_BYTES = 1 << 20
+_COPIES = 2  # the archive, and what was in it
 
 
 class UploadRoute(DialectRoute):
@@ -46,10 +47,10 @@ async def receive(request: Request, artifacts: Artifacts, *, limit_bytes: int) -
         BodyTooLarge, Invalid: no archive of an adapter that can be served and trained; says why.
         Unavailable: there is no room on disk.
     """
-    _check_headers(request, limit_bytes)
+    announced = _check_headers(request, limit_bytes)
     location = new_upload_location()
     try:
-        temporary = await asyncio.to_thread(artifacts.stage, location)
+        temporary = await asyncio.to_thread(artifacts.stage, location, size_bytes=announced * _COPIES)
         try:
             sha256 = await _write(request, temporary / _RAW_NAME, limit_bytes)
             layout, manifest_sha256 = await asyncio.to_thread(_accept, artifacts, temporary, limit_bytes)
@@ -61,7 +62,8 @@ async def receive(request: Request, artifacts: Artifacts, *, limit_bytes: int) -
     return Received(upload=upload, layout=layout, sha256=sha256)
 
 
-def _check_headers(request: Request, limit_bytes: int) -> None:
+def _check_headers(request: Request, limit_bytes: int) -> int:
+    """Return the announced size in bytes; 0: none is."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given not in MEDIA_TYPES:
         raise Invalid(f"Content-Type must be {' or '.join(sorted(MEDIA_TYPES))}", field="Content-Type")
@@ -69,9 +71,11 @@ def _check_headers(request: Request, limit_bytes: int) -> None:
         raise Invalid(
             "send the archive itself, without a Content-Encoding", code="unsupported_encoding", field="Content-Encoding"
         )
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit_bytes + _SLACK_BYTES:
+    length = request.headers.get("content-length", "")
+    announced = int(length) if length.isdecimal() else 0
+    if announced > limit_bytes + _SLACK_BYTES:
         raise BodyTooLarge(limit_bytes)
+    return announced
 
 
 async def _write(request: Request, path: Path, limit_bytes: int) -> str:

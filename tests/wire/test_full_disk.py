@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,9 +17,13 @@ from pydantic import SecretStr
 from gateway.app import create_app
 from gateway.core.errors import Unavailable
 from gateway.store import space
+from tests.core.test_adapter_files import tensors, write
 from tests.stack import EngineEndpoint, free_port
+from tests.tenancy.requests import BODIES, TINKER
 from tests.wire.gateways import Gateway
-from tests.wire.training import datum, finish, new_session, run, submit
+from tests.wire.test_tinker_refusals import connect, new_client
+from tests.wire.test_transfers import archive_of, imported
+from tests.wire.training import BASE, datum, finish, new_session, run, submit
 
 LARGE = [datum(length=150) for _ in range(120)]  # a body with a file of its own
 
@@ -45,6 +50,12 @@ def serving(app: Any, port: int) -> Iterator[None]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def leave_room(monkeypatch: pytest.MonkeyPatch, size_bytes: int) -> None:
+    """Let every file system have ``size_bytes`` left besides its reserve."""
+    found = SimpleNamespace(f_bavail=size_bytes, f_frsize=1, f_blocks=0)
+    monkeypatch.setattr(space.os, "statvfs", lambda _: found)
 
 
 def asked(here: Gateway, version: str) -> dict[str, httpx.Response]:
@@ -75,6 +86,8 @@ def test_a_full_disk_refuses_work_and_saves_while_loaded_versions_are_sampled_un
             ):
                 refused = client.post(f"/sessions/{session}/{verb}", json={**body, "seq": 2})
                 assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disk_full"), verb
+            refused = client.post("/logprobs", json={"base_model": BASE, "prompt": [97, 98], "targets": [98, 99]})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disk_full")
             assert finish(client, accepted)["status"] == "completed"
             for way, answer in asked(here, published).items():
                 assert answer.status_code == 200, (way, answer.text)
@@ -96,3 +109,20 @@ def test_the_reserve_is_256_mib_or_the_twentieth_part_of_a_small_disk_and_work_m
     with pytest.raises(Unavailable) as full:
         space.require_space(tmp_path, free - reserve + slack)
     assert full.value.code == "disk_full"
+
+
+def test_an_adapter_or_a_loss_that_would_reach_into_the_reserve_is_refused_before_it_is_written(
+    here: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = archive_of(write(tmp_path, tensors()))
+    with here.client() as client, connect(here, here.keys.owner) as tinker:
+        loss = {**BODIES[TINKER, "POST", "/api/v1/create_custom_loss"], "session_id": new_client(tinker)}
+        with monkeypatch.context() as full:
+            leave_room(full, len(content))  # for the archive, not for what is in it
+            refused = imported(client, "imported", content)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disk_full")
+            leave_room(full, 0)
+            refused = tinker.post("/create_custom_loss", json=loss)
+            assert (refused.status_code, refused.json()["code"]) == (503, "disk_full")
+        assert imported(client, "imported", content).status_code == 202
+        assert tinker.post("/create_custom_loss", json=loss).status_code == 200

@@ -13,7 +13,15 @@ class BlobStore(Protocol):
     """Tenant content by (project, sha256). Small blobs live in the database, larger ones in files, fsynced first."""
 
     async def put(self, project_id: ProjectId, content: bytes) -> str:
-        """Store ``content`` and return its digest; storing it again is free."""
+        """Store ``content`` and return its digest; storing it again is free. For what accepted work comes to."""
+        ...
+
+    async def accept(self, project_id: ProjectId, content: bytes) -> str:
+        """As ``put``, for new work.
+
+        Raises:
+            Unavailable: ``disk_full``, only the disk's reserve is left.
+        """
         ...
 
     async def get(self, project_id: ProjectId, digest: str) -> bytes:
@@ -64,12 +72,12 @@ class Artifacts(Protocol):
         """
         ...
 
-    def stage(self, location: str) -> Path:
+    def stage(self, location: str, *, size_bytes: int = 0) -> Path:
         """Return a new empty directory to write ``location`` in, whose name is the location.
 
         Raises:
             FileExistsError: the location is committed already.
-            OSError: ENOSPC, the disk is so full that only its reserve is left.
+            OSError: ENOSPC, the disk is so full that ``size_bytes`` more would use its reserve.
         """
         ...
 

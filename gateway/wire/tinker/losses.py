@@ -31,7 +31,7 @@ async def create_custom_loss(body: CreateLossAsked, principal: TrainCaller, cloc
     client = await find_client(unit, principal.project_id, body.session_id)
     client.require_running()
     seat = Seat(client_id=client.id, number=body.custom_loss_seq_id)
-    digest = await unit.blobs.put(principal.project_id, dump_loss(loss))
+    digest = await unit.blobs.accept(principal.project_id, dump_loss(loss))
     stored = await unit.clients.add_loss(
         StoredLoss(seat=seat, project_id=principal.project_id, document_digest=digest, created_at=clock.now())
     )
