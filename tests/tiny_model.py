@@ -10,8 +10,12 @@ import shutil
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.base_models import exclusive, resolve
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL_VOCABULARY = 49_152
@@ -20,15 +24,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 BOS, EOS = 1, 2
 
 
-def build_tiny_model(directory: Path, *, vocab_size: int = FULL_VOCABULARY, seed: int = 0) -> Path:
-    """Write the model to ``directory``, which appears whole or not at all; same arguments, same bytes.
+def tiny_config(vocab_size: int) -> "LlamaConfig":
+    """The initial weights are large (standard deviation 0.2), so that logprobs differ clearly between tokens."""
+    from transformers import LlamaConfig
 
-    The initial weights are large (standard deviation 0.2), so that logprobs differ clearly between tokens.
-    """
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=128,
@@ -43,6 +43,14 @@ def build_tiny_model(directory: Path, *, vocab_size: int = FULL_VOCABULARY, seed
         eos_token_id=EOS,
         pad_token_id=EOS,
     )
+
+
+def build_tiny_model(directory: Path, *, vocab_size: int = FULL_VOCABULARY, seed: int = 0) -> Path:
+    """Write the model to ``directory``, which appears whole or not at all; same arguments, same bytes."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    config = tiny_config(vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)

@@ -1,4 +1,4 @@
-"""A two-layer Llama with 512 tokens: big enough to have every part, small enough for milliseconds."""
+"""The tiny model with 512 tokens: big enough to have every part, small enough for milliseconds."""
 
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import migrations
 from gateway.core.catalog import BaseModel
 from gateway.store import open_database
 from tests.postgres import postgres
 from tests.store.conftest import postgres_url, shared_postgres_url
-from tests.trainer.builders import tiny_base
+from tests.tiny_model import cached_tiny_model
+from tests.trainer.builders import VOCAB, tiny_base
 from tests.trainer.world import HandClock, World, make_world
 from trainer.kernels import Kernels
 from trainer.peft_backend import PeftBackend, configure_torch
@@ -22,21 +22,6 @@ __all__ = ["postgres", "postgres_url", "shared_postgres_url"]
 
 ON_BOTH = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 
-SMALL = LlamaConfig(
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=32,
-    max_position_embeddings=256,
-    initializer_range=0.2,
-    tie_word_embeddings=True,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _deterministic_torch() -> None:
@@ -44,11 +29,8 @@ def _deterministic_torch() -> None:
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tiny-model")
-    torch.manual_seed(11)
-    LlamaForCausalLM(SMALL).save_pretrained(directory)
-    return directory
+def model_dir() -> Path:
+    return cached_tiny_model(vocab_size=VOCAB, seed=11)
 
 
 @pytest.fixture(scope="session")

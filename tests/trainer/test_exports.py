@@ -16,8 +16,9 @@ from gateway.core.adapter_files import read_adapter
 from gateway.core.adapter_modules import lora_of
 from gateway.core.catalog import BaseModel
 from gateway.core.sessions import LoraConfig
+from tests.tiny_model import tiny_config
 from tests.trainer.builders import VOCAB, A, B, batch, forward, forward_backward, lora, tiny_base
-from tests.trainer.conftest import SMALL, make_backend
+from tests.trainer.conftest import make_backend
 from tests.trainer.states import weights
 from tests.trainer.test_backend import trained
 from trainer import stage
@@ -155,7 +156,7 @@ def test_a_merged_model_loads_in_plain_transformers_with_the_same_logprobs(
 ) -> None:
     torch.manual_seed(3)
     source, target = tmp_path / "base", tmp_path / "merged"
-    config = LlamaConfig(**{**SMALL.to_dict(), "tie_word_embeddings": tied})
+    config = LlamaConfig(**{**tiny_config(VOCAB).to_dict(), "tie_word_embeddings": tied})
     LlamaForCausalLM(config).save_pretrained(source, max_shard_size=shards)
     (source / "tokenizer_config.json").write_text("{}")
     (source / "chat_template.jinja").write_text("{{ messages }}")
