@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -12,10 +12,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
+from billing.database import reading, writing
+from gateway.core.errors import Unavailable
 from gateway.places import WrongSettings
 from gateway.settings import Settings
-from gateway.store import SqlDatabase, UnfitDatabase, open_database
+from gateway.store import SqlDatabase, UnfitDatabase, check_schema, open_database
 
 _PIPE_WIDTH = 240
 
@@ -50,8 +54,21 @@ async def open_store(settings: Settings) -> AsyncGenerator[SqlDatabase]:
             allow_weak_durability=settings.allow_weak_durability,
         ) as database:
             yield database
+    except (UnfitDatabase, Unavailable) as error:
+        fail(str(error))
+
+
+@contextmanager
+def open_books(settings: Settings, *, write: bool = False) -> Generator[Connection]:
+    """Open a connection of billing's own, as ``open_store``."""
+    try:
+        with (writing if write else reading)(settings.resolved_database_url) as connection:
+            check_schema(connection)
+            yield connection
     except UnfitDatabase as error:
         fail(str(error))
+    except DBAPIError as error:
+        fail(f"the database cannot be used: {str(error.orig).strip()}")
 
 
 def out() -> Console:

@@ -8,10 +8,9 @@ import typer
 
 from billing import ledger, reconcile, statements
 from billing.accounts import Kind
-from billing.database import reading, writing
 from billing.moments import micros
 from billing.money import format_usd, parse_usd
-from gateway.cli.common import DataDir, dollars, fail, out, print_table, settings_of
+from gateway.cli.common import DataDir, dollars, fail, open_books, out, print_table, settings_of
 from gateway.core.catalog import parse_catalog
 
 app = typer.Typer(no_args_is_help=True, help="Credits, refunds, statements, reconciliation.")
@@ -45,7 +44,7 @@ def statement(
 ) -> None:
     """Print a project's month, from the entries of its account alone."""
     try:
-        with reading(settings_of(data_dir).resolved_database_url) as connection:
+        with open_books(settings_of(data_dir)) as connection:
             found = statements.statement(connection, project, month)
     except ValueError as error:
         fail(str(error))
@@ -81,7 +80,7 @@ def reconcile_(data_dir: DataDir = None) -> None:
 def _decide(kind: Kind, project: str, amount: int, reason: str, name: str | None, data_dir: DataDir) -> None:
     source = name or f"{kind.value}-{secrets.token_hex(8)}"
     try:
-        with writing(settings_of(data_dir).resolved_database_url) as connection:
+        with open_books(settings_of(data_dir), write=True) as connection:
             new = ledger.decide(
                 connection,
                 kind,

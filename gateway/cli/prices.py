@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from billing import price_book
-from billing.database import reading, writing
 from billing.prices import METERS, PriceList, PriceListError
-from gateway.cli.common import AsJson, DataDir, dollars, fail, out, print_json, print_table, settings_of
+from gateway.cli.common import AsJson, DataDir, dollars, fail, open_books, out, print_json, print_table, settings_of
 from gateway.core.catalog import CatalogError, parse_catalog
 from gateway.settings import Settings
 
@@ -20,7 +19,7 @@ File = Annotated[Path, typer.Argument(help="The price list (TOML).", exists=True
 @app.command("list")
 def list_prices(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show the list that counts."""
-    with reading(settings_of(data_dir).resolved_database_url) as connection:
+    with open_books(settings_of(data_dir)) as connection:
         book = price_book.current_book(connection)
     if book is None:
         fail("no price list was applied yet: `loopline up` applies one at its first start")
@@ -54,7 +53,7 @@ def check(file: File, data_dir: DataDir = None) -> None:
     """Say whether a list could be applied now: no mistake in it, every base model covered, the past unchanged."""
     settings = settings_of(data_dir)
     prices = _read(file, settings)
-    with reading(settings.resolved_database_url) as connection:
+    with open_books(settings) as connection:
         present = price_book.current_book(connection)
     if present is not None:
         try:
@@ -70,7 +69,7 @@ def apply(file: File, data_dir: DataDir = None) -> None:
     settings = settings_of(data_dir)
     _read(file, settings)
     try:
-        with writing(settings.resolved_database_url) as connection:
+        with open_books(settings, write=True) as connection:
             book = price_book.apply(connection, file.read_text(encoding="utf-8"), at=datetime.now(UTC))
     except PriceListError as error:
         fail(f"{file}: {error}")

@@ -2,7 +2,7 @@
 
 from gateway.store.artifacts import LocalArtifacts
 from gateway.store.database import SERVER_WAIT_S, SqlDatabase, open_database
-from gateway.store.schema import OtherSchema
+from gateway.store.schema import OtherSchema, check_schema
 from gateway.store.unfit import UnfitDatabase, WeakDurability
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "SqlDatabase",
     "UnfitDatabase",
     "WeakDurability",
+    "check_schema",
     "open_database",
 ]

@@ -30,7 +30,12 @@ async def require_schema(database: Looks, url: str, *, create: bool) -> None:
     if await database.look(_revision) == REVISION:
         return
     await asyncio.to_thread(_settle, url, create)
-    found = await database.look(_revision)
+    await database.look(check_schema)
+
+
+def check_schema(connection: Connection) -> None:
+    """Raises OtherSchema: the database is older or newer than this code, or empty."""
+    found = _revision(connection)
     if found is not None and found > REVISION:
         raise OtherSchema(
             f"the database is of a newer version of Loopline: install that (schema {found}, this one knows {REVISION})"

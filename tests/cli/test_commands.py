@@ -154,6 +154,38 @@ def test_doctor_fails_on_an_old_schema(tmp_path: Path) -> None:
     assert found["database"]["advice"].startswith("the database has no tables of Loopline: run `loopline db upgrade`")
 
 
+STORE_COMMANDS = [
+    ("keys", "list"),
+    ("projects", "list"),
+    ("audit",),
+    ("ledger", "statement", "proj-x", "2026-11"),
+    ("ledger", "credit", "proj-x", "1", "--reason", "a gift"),
+    ("prices", "list"),
+]
+
+
+@pytest.mark.parametrize("command", STORE_COMMANDS, ids=" ".join)
+def test_a_database_without_tables_is_named_in_one_line_that_says_what_to_run(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "loopline.db").touch()
+    done = loopline(*command, "--data-dir", str(tmp_path))
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: the database has no tables of Loopline: run `loopline db upgrade`")
+
+
+@pytest.mark.parametrize("command", [*STORE_COMMANDS, ("db", "upgrade")], ids=" ".join)
+def test_a_database_that_is_away_is_named_without_its_password(tmp_path: Path, command: tuple[str, ...]) -> None:
+    url = "postgresql+psycopg://loopline:hunter2@127.0.0.1:9/loopline"
+    done = loopline(*command, "--data-dir", str(tmp_path), env={"LOOPLINE_DATABASE_URL": url})
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert 'connection to server at "127.0.0.1", port 9 failed' in done.stderr
+    assert "hunter2" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_prepared_directory_is_put_into_the_catalogue_under_one_roof(tmp_path: Path, tiny_directory: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
     done = loopline("models", "prepare", f"mine={tiny_directory}", "--catalog", "--engine-url", "http://engine:8000",
