@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import structlog
 from sqlalchemy import BigInteger, Column, Connection, Table, Text, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.core.clock import SystemClock
 from gateway.core.errors import GatewayError
@@ -25,6 +26,7 @@ from gateway.store.tables import metadata
 T = TypeVar("T")
 INTERVAL_S = 60.0  # in which two clocks can drift apart by 2 * 0.3 s: see SystemClock.MAX_SLEW
 KEPT_S = 600.0  # nobody has left anything for so long: nobody is there
+WRITE_S = 3.0  # nobody waits longer for somebody who holds the database
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/time"
 
 clocks = Table(
@@ -94,9 +96,10 @@ async def leave(database: Tables, clock: SystemClock, machine: str) -> None:
         )
 
     try:
-        await database.change(write, durable=False)
-    except GatewayError as error:
-        structlog.stdlib.get_logger("gateway.store").warning("clock_not_shared", reason=error.message)
+        async with asyncio.timeout(WRITE_S):
+            await database.change(write, durable=False)
+    except (GatewayError, SQLAlchemyError, TimeoutError) as error:  # no reason to do without the rest of the process
+        structlog.stdlib.get_logger("gateway.store").warning("clock_not_shared", reason=repr(error))
 
 
 async def _keep(database: Tables, clock: SystemClock, machine: str) -> None:

@@ -72,3 +72,19 @@ async def test_what_was_left_before_the_machine_started_anew_counts_no_more(
     starting = machine.clock()
     async with open_database(url, blob_dir=tmp_path, clock=starting):
         assert abs(starting.now() - datetime.now(UTC)) < 10 * SECOND
+
+
+async def test_a_clock_that_cannot_be_left_stops_neither_a_start_nor_an_end(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    clock = machine.clock()
+    async with open_database(url, blob_dir=tmp_path, clock=machine.clock()) as database:
+        await database.change(lambda connection: connection.exec_driver_sql("ALTER TABLE clocks RENAME TO kept"))
+        name = this_machine()
+        assert name is not None
+        try:
+            await leave(database, clock, name)
+        finally:
+            await database.change(lambda connection: connection.exec_driver_sql("ALTER TABLE kept RENAME TO clocks"))
+        async with open_database(url, blob_dir=tmp_path, clock=clock):
+            assert abs(clock.now() - datetime.now(UTC)) < 10 * SECOND
