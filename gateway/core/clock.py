@@ -38,15 +38,6 @@ class SystemClock:
         self._ahead = now - self._wall()
         self._time, self._at = now, self._monotonic()
 
-    @property
-    def uptime(self) -> float:
-        """Seconds on the monotonic clock, which the processes of a machine share."""
-        return self._monotonic()
-
-    def go_on(self, shown: datetime, uptime: float) -> None:
-        """Go on as a clock that showed ``shown`` at ``uptime``. For the start only."""
-        self._time, self._at = shown, uptime
-
     def now(self) -> datetime:
         at = self._monotonic()
         passed = at - self._at

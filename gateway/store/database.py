@@ -21,7 +21,6 @@ from gateway.core.limits import Limits
 from gateway.core.payloads import Payload
 from gateway.core.ports import Wakeups
 from gateway.store.blobs import prepare
-from gateway.store.clocks import shared
 from gateway.store.failures import is_away, is_full, was_abandoned
 from gateway.store.no_ledger import NoLedger
 from gateway.store.postgres import open_postgres
@@ -226,8 +225,6 @@ async def open_database(
             raise UnfitDatabase(reason) from error
         database = SqlDatabase(transactions, ledger or NoLedger, limits or {}, blob_dir)
         await require_schema(database, url, create=create)
-        if isinstance(clock, SystemClock):
-            await stack.enter_async_context(shared(database, clock))
         yield database
 
 

@@ -26,7 +26,7 @@ from gateway.core.sessions import OrderRule, SessionStatus
 from gateway.core.usage import Meter
 from gateway.store.columns import UtcMicros, lora_columns, one_of, partial_index
 
-REVISION = "0017"  # of the newest migration, which makes these tables
+REVISION = "0016"  # of the newest migration, which makes these tables
 LIVE = (SessionStatus.CREATING, SessionStatus.RUNNING, SessionStatus.STOPPING)
 
 metadata = MetaData(

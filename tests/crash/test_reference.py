@@ -1,4 +1,4 @@
-"""What the reference can tell apart: float32 rounding must not move its runs, whatever a real defect would."""
+"""Float32 rounding must not move a run away from the reference."""
 
 import pytest
 import torch
