@@ -38,15 +38,17 @@ class SqlBlobStore:
         self._transaction = transaction
 
     async def put(self, project_id: ProjectId, content: bytes) -> str:
-        large = is_large(content)
-        digest = await asyncio.to_thread(_digest, content) if large else _digest(content)
+        digest = await _digest_aside(content)
         await self._add_row(project_id, digest, content)
-        if large:
+        if is_large(content):
             await asyncio.to_thread(_write, self._transaction.blob_dir, project_id, content)
         return digest
 
     async def accept(self, project_id: ProjectId, content: bytes) -> str:
-        require_space(self._transaction.blob_dir, len(content))
+        digest = await _digest_aside(content)
+        mine = and_(blobs.c.project_id == project_id, blobs.c.digest == digest)
+        if await self._transaction.first(select(blobs.c.digest).where(mine)) is None:
+            require_space(self._transaction.blob_dir, len(content))
         return await self.put(project_id, content)
 
     async def add(self, project_id: ProjectId, body: Body) -> None:
@@ -159,6 +161,10 @@ def map_blob_file(root: Path, project_id: ProjectId, digest: str) -> memoryview:
 def remove_blob_file(root: Path, project_id: ProjectId, digest: str) -> None:
     """Delete a blob's file; one that is gone already is fine."""
     _blob_path(root, project_id, digest).unlink(missing_ok=True)
+
+
+async def _digest_aside(content: bytes) -> str:
+    return await asyncio.to_thread(_digest, content) if is_large(content) else _digest(content)
 
 
 def _digest(content: bytes) -> str:

@@ -17,7 +17,7 @@ class BlobStore(Protocol):
         ...
 
     async def accept(self, project_id: ProjectId, content: bytes) -> str:
-        """As ``put``, for new work.
+        """As ``put``, for new work; what is stored already is taken again in any case.
 
         Raises:
             Unavailable: ``disk_full``, only the disk's reserve is left.
