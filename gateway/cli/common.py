@@ -19,7 +19,7 @@ from billing.database import reading, writing
 from gateway.core.errors import Unavailable
 from gateway.places import WrongSettings
 from gateway.settings import Settings
-from gateway.store import SqlDatabase, UnfitDatabase, check_schema, open_database
+from gateway.store import SqlDatabase, UnfitDatabase, check_schema, open_database, parse_url
 
 _PIPE_WIDTH = 240
 
@@ -62,6 +62,7 @@ async def open_store(settings: Settings) -> AsyncGenerator[SqlDatabase]:
 def open_books(settings: Settings, *, write: bool = False) -> Generator[Connection]:
     """Open a connection of billing's own, as ``open_store``."""
     try:
+        parse_url(settings.resolved_database_url)
         with (writing if write else reading)(settings.resolved_database_url) as connection:
             check_schema(connection)
             yield connection

@@ -1,7 +1,7 @@
 """The core's ports on SQL (SQLite and PostgreSQL), and its files on a local directory."""
 
 from gateway.store.artifacts import LocalArtifacts
-from gateway.store.database import SERVER_WAIT_S, SqlDatabase, open_database
+from gateway.store.database import SERVER_WAIT_S, SqlDatabase, open_database, parse_url
 from gateway.store.schema import OtherSchema, check_schema
 from gateway.store.unfit import UnfitDatabase, WeakDurability
 
@@ -14,4 +14,5 @@ __all__ = [
     "WeakDurability",
     "check_schema",
     "open_database",
+    "parse_url",
 ]

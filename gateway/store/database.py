@@ -204,17 +204,12 @@ async def open_database(
         UnfitDatabase: the URL is of another kind or the file none of a database; as WeakDurability, the server or file
             would not keep what it acknowledges; as OtherSchema, its tables are not those of this code.
     """
-    parsed = _parsed(url)
+    parsed = parse_url(url)
     clock = clock or SystemClock()
-    match parsed.drivername:
-        case "sqlite":
-            opened = open_sqlite(parsed, blob_dir=blob_dir, clock=clock, allow_weak=allow_weak_durability)
-        case "postgresql+psycopg":
-            opened = open_postgres(
-                parsed, blob_dir=blob_dir, clock=clock, wait_s=wait_s, allow_weak=allow_weak_durability
-            )
-        case other:
-            raise UnfitDatabase(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {other}")
+    if parsed.drivername == "sqlite":
+        opened = open_sqlite(parsed, blob_dir=blob_dir, clock=clock, allow_weak=allow_weak_durability)
+    else:
+        opened = open_postgres(parsed, blob_dir=blob_dir, clock=clock, wait_s=wait_s, allow_weak=allow_weak_durability)
     async with AsyncExitStack() as stack:
         try:
             transactions = await stack.enter_async_context(opened)
@@ -228,8 +223,12 @@ async def open_database(
         yield database
 
 
-def _parsed(url: str) -> URL:
+def parse_url(url: str) -> URL:
+    """Raises UnfitDatabase: it is no URL, or of a database that cannot be used."""
     try:
-        return make_url(url)
-    except ArgumentError:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
         raise UnfitDatabase("database URL must be sqlite:///... or postgresql+psycopg://...") from None
+    if parsed.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise UnfitDatabase(f"database URL must be sqlite:///... or postgresql+psycopg://..., not {parsed.drivername}")
+    return parsed

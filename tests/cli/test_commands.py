@@ -186,6 +186,15 @@ def test_a_database_that_is_away_is_named_without_its_password(tmp_path: Path, c
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("url", ["garbage", "mysql://u:hunter2@h/x", "postgresql+psycopg://u:hunter2@h:port/x"])
+@pytest.mark.parametrize("command", [STORE_COMMANDS[0], STORE_COMMANDS[-1]], ids=" ".join)
+def test_a_database_url_that_is_none_is_refused_in_one_line(tmp_path: Path, command: tuple[str, ...], url: str) -> None:
+    done = loopline(*command, "--data-dir", str(tmp_path), env={"LOOPLINE_DATABASE_URL": url})
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: database URL must be sqlite:///... or postgresql+psycopg://...")
+
+
 def test_a_prepared_directory_is_put_into_the_catalogue_under_one_roof(tmp_path: Path, tiny_directory: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
     done = loopline("models", "prepare", f"mine={tiny_directory}", "--catalog", "--engine-url", "http://engine:8000",
